@@ -1,0 +1,34 @@
+"""Holonomic: neural networks trained as constrained stochastic dynamics."""
+
+from holonomic import methods
+from holonomic.constraints import Circle, Constraint, LevelSet, Orthogonal, Sphere
+from holonomic.errors import (
+    CheckpointError,
+    ConstraintError,
+    HolonomicError,
+    NonFiniteError,
+    SettingError,
+)
+from holonomic.groups import groups
+from holonomic.langevin import Langevin
+from holonomic.units import from_paper, to_paper
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointError",
+    "Circle",
+    "Constraint",
+    "ConstraintError",
+    "HolonomicError",
+    "Langevin",
+    "LevelSet",
+    "NonFiniteError",
+    "Orthogonal",
+    "SettingError",
+    "Sphere",
+    "from_paper",
+    "groups",
+    "methods",
+    "to_paper",
+]

@@ -1,0 +1,129 @@
+"""Saving and loading: plain values out, checked values in."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holonomic.constraints import Constraint
+from holonomic.errors import CheckpointError
+from holonomic.noise import Noise
+from holonomic.scheme import parse
+from holonomic.state import KEYS, State, create, gather, wide
+
+Group = dict[str, Any]
+
+
+def plain(saved: dict[str, Any], noise: Noise) -> dict[str, Any]:
+    """A state_dict of plain values: constraints by their spec, generators by their state (which
+    rides in the first group, where every tool that saves optimizers finds it)."""
+    groups = [
+        {**g, "constraint": None if g["constraint"] is None else g["constraint"].spec()}
+        for g in saved["param_groups"]
+    ]
+    groups[0].update(noise.state())
+    return {**saved, "param_groups": groups}
+
+
+def fitted(
+    state_dict: Mapping[str, Any], groups: list[Group]
+) -> tuple[dict[str, Any], dict[str, Tensor], list[int]]:
+    """The checkpoint made ready for these groups, the generator states, and which groups are
+    strangers (`torch.optim.SGD`'s). Raises before anything is changed if something does not fit."""
+    saved = [dict(g) for g in state_dict["param_groups"]]
+    if len(saved) != len(groups):
+        raise CheckpointError(
+            f"the checkpoint has {len(saved)} parameter groups and the optimizer {len(groups)}; "
+            f"build it with the same groups."
+        )
+    rng = {k: g.pop(k) for g in saved for k in list(g) if Noise.owns(k)}
+    foreign = []
+    for i, (old, group) in enumerate(zip(saved, groups, strict=True)):
+        if len(old["params"]) != len(group["params"]):
+            raise CheckpointError(
+                f"group {i} of the checkpoint has {len(old['params'])} parameters and the "
+                f"optimizer's has {len(group['params'])}; build it with the same groups."
+            )
+        if "constraint" in old:
+            _match(i, old["constraint"], group["constraint"])
+        else:
+            _from_sgd(i, old, group)
+            foreign.append(i)
+        old["constraint"] = group["constraint"]
+    return {**state_dict, "param_groups": saved}, rng, foreign
+
+
+def adopt_momenta(group: Group, names: list[str], state: State, noise: Noise) -> None:
+    """Momenta of an SGD checkpoint become momenta on the group's manifold."""
+    momenta = {p: (state.pop(p, None) or {}).get(KEYS["v"]) for p in group["params"]}
+    constraint: Constraint | None = group["constraint"]
+    scheme = parse(group["scheme"])
+    params = [p for p in group["params"] if momenta[p] is not None]
+    if scheme.overdamped or not params:
+        return
+    if constraint is None:
+        for p in params:
+            state[p] = {KEYS["v"]: momenta[p]}
+        return
+    if constraint.joint:
+        params = group["params"]
+    chosen = [n for p, n in zip(group["params"], names, strict=True) if momenta[p] is not None]
+    for p in params:
+        state[p] = {}
+    create(params, chosen, constraint, scheme, state, noise)
+    home = gather(params, chosen, constraint, scheme, state)
+    for v, p in zip(home.v, params, strict=True):
+        old = momenta[p]
+        if old is not None:
+            v.copy_(old)
+    work = home.map(lambda t: wide(t).clone())
+    constraint.adopt_(work)
+    home.copy_(work)
+
+
+def _match(i: int, old: dict[str, Any] | None, constraint: Constraint | None) -> None:
+    new = None if constraint is None else constraint.spec()
+    if not _equal(old, new):
+        raise CheckpointError(
+            f"group {i} was saved with the constraint {_shown(old)} and is now built with "
+            f"{_shown(new)}; build the optimizer with the constraint of the checkpoint, or start "
+            f"a new one from the weights alone."
+        )
+
+
+def _from_sgd(i: int, old: Group, group: Group) -> None:
+    """Make a group of `torch.optim.SGD` one of ours."""
+    if "momentum" not in old or "betas" in old:
+        raise CheckpointError(
+            f"group {i} of the checkpoint is neither Langevin's nor torch.optim.SGD's (it has "
+            f"{', '.join(sorted(k for k in old if k != 'params'))}); only those can be loaded."
+        )
+    for key in ("dampening", "nesterov"):
+        if old.pop(key, 0):
+            raise CheckpointError(
+                f"group {i} of the checkpoint is of torch.optim.SGD with {key}, which Langevin does "
+                f"not have; continue with SGD, or start from the weights alone."
+            )
+    for key in ("differentiable", "fused"):
+        old.pop(key, None)
+    for key, value in group.items():
+        if key not in ("params", "momentum_buffer"):
+            old.setdefault(key, value)
+    old["foreach"] = group["foreach"]
+    old["started"] = True
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and bool(torch.equal(a.cpu(), b.cpu()))
+    return type(a) is type(b) and bool(a == b)
+
+
+def _shown(spec: dict[str, Any] | None) -> str:
+    if spec is None:
+        return "None"
+    values = ", ".join(f"{k}={v}" for k, v in spec.items() if k != "type")
+    return f"{spec['type']}({values})"

@@ -1,0 +1,201 @@
+"""What a constraint is: a manifold {q : g(q) = 0} and how to place, move and measure on it.
+
+A constraint never knows which scheme moves it. It gets a `Phase` (lists of tensors) and works in
+place. The default methods are those of flat space; a new constraint overrides what is curved:
+
+    check        is this shape possible?               place_     put weights on the manifold
+    slacks       the slack variables at q              constraints  how many equations
+    settle_      project momenta on the tangent space  residual   max |g(q)|
+    drift_       A: move along a geodesic              cotangency max |g'(q) v|
+    retract_     back to the manifold after a free step
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from holonomic.errors import ConstraintError, SettingError
+from holonomic.phase import Phase, squared_norm
+
+#: Weights on or beyond the bound of an inequality start this fraction inside it: at the bound itself
+#: the slack is 0, its force too, and without noise such a weight would never move again.
+MARGIN = 1 / 256
+
+Radius = float | Tensor
+
+
+class Constraint:
+    """Flat space, and the interface of every manifold."""
+
+    #: One equation over all tensors of a group at once (then a group's slack is one vector).
+    joint: ClassVar[bool] = False
+    #: The constraint gathers tensors of equal shape itself; never split it tensor by tensor.
+    batched: ClassVar[bool] = False
+    #: Whether slack variables have momenta of their own.
+    slack_momentum: ClassVar[bool] = True
+    #: Ways to place weights that this constraint offers.
+    inits: ClassVar[tuple[str, ...]] = ("nearest", "error")
+
+    init: str
+    batch_dims: int
+
+    # ------------------------------------------------------------------ describing
+    @property
+    def has_slack(self) -> bool:
+        """Whether the constraint is an inequality, with slack variables."""
+        return False
+
+    def spec(self) -> dict[str, Any]:
+        """Plain values that define the manifold, for checkpoints (how weights got there is left out)."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "init"}  # type: ignore[arg-type]
+        return {"type": type(self).__name__, **values}
+
+    def check(self, q: Sequence[Tensor], names: Sequence[str]) -> None:
+        """Raise if these tensors cannot carry the constraint; change nothing."""
+
+    def constraints(self, q: Sequence[Tensor]) -> int:
+        """The number of equations, slack variables already taken off."""
+        return 0
+
+    # ------------------------------------------------------------------ placing
+    def place_(
+        self, q: Sequence[Tensor], names: Sequence[str], generator: torch.Generator | None = None
+    ) -> None:
+        """Put weights on the manifold as `init` says, in place; weights already there stay bit for bit."""
+
+    def slacks(self, q: Sequence[Tensor]) -> list[Tensor]:
+        """Slack variables (the non-negative ones) that go with q; [] if the constraint has none."""
+        return []
+
+    # ------------------------------------------------------------------ moving
+    def kick_(self, x: Phase, g: Sequence[Tensor], c: float) -> None:
+        """B: v <- v + c g. The tangent projection follows in `settle_`."""
+        torch._foreach_add_(x.v, list(g), alpha=c)
+
+    def thermalize_(
+        self, x: Phase, mu: float, sigma: float, R: list[Tensor], S: list[Tensor]
+    ) -> None:
+        """O: v <- mu v + sigma R (and the slack's momentum with S); `settle_` follows."""
+        for v, noise in ((x.v, R), (x.eta, S)):
+            if v:
+                torch._foreach_mul_(v, mu)
+                if noise:
+                    torch._foreach_add_(v, noise, alpha=sigma)
+
+    def settle_(self, x: Phase) -> None:
+        """v <- P(q) v, the orthogonal projection on the tangent space."""
+
+    def drift_(self, x: Phase, h: float) -> None:
+        """A: q <- q - h v along the geodesic, v carried with it."""
+        torch._foreach_add_(x.q, x.v, alpha=-h)
+
+    def displace_(
+        self,
+        x: Phase,
+        g: Sequence[Tensor],
+        h: float,
+        sigma: float,
+        R: list[Tensor],
+        S: list[Tensor],
+    ) -> None:
+        """EM, LM: q <- q - h g + sigma R (slack: + sigma S), then back to the manifold."""
+        origin = self.origin(x)
+        torch._foreach_add_(x.q, list(g), alpha=-h)
+        for q, noise in ((x.q, R), (x.xi, S)):
+            if noise:
+                torch._foreach_add_(q, noise, alpha=sigma)
+        self.retract_(x, origin)
+
+    def origin(self, x: Phase) -> list[Tensor]:
+        """What `retract_` must know of the point a free step started from."""
+        return []
+
+    def retract_(self, x: Phase, origin: list[Tensor]) -> None:
+        """Put q (and slack) back on the manifold after a free step."""
+
+    # ------------------------------------------------------------------ measuring
+    def adopt_(self, x: Phase) -> None:
+        """Turn unconstrained momenta (of an SGD checkpoint) into momenta of this constraint."""
+        self.settle_(x)
+
+    def residual(self, x: Phase) -> float:
+        """max |g(q)|."""
+        return 0.0
+
+    def cotangency(self, x: Phase) -> float:
+        """max |g'(q) v|."""
+        return 0.0
+
+    def kinetic(self, x: Phase) -> float:
+        """|v|^2 in the metric of the manifold, slack included."""
+        return squared_norm(x.v) + squared_norm(x.eta)
+
+
+class Free(Constraint):
+    """No constraint at all: every method is the flat one."""
+
+    init = "nearest"
+    batch_dims = 0
+
+
+# ---------------------------------------------------------------------- shared by the constraints
+def check_options(c: Constraint) -> None:
+    if c.init not in c.inits:
+        raise SettingError(
+            f"{type(c).__name__}: init is {c.init!r}; it must be one of {', '.join(map(repr, c.inits))}."
+        )
+    if not isinstance(c.batch_dims, int) or c.batch_dims < 0:
+        raise SettingError(
+            f"{type(c).__name__}: batch_dims is {c.batch_dims!r}; it must be an integer >= 0."
+        )
+
+
+def check_radius(owner: str, radius: Radius) -> None:
+    values = torch.as_tensor(radius)
+    if values.numel() == 0 or not bool(((values > 0) & values.isfinite()).all()):
+        worst = "empty" if values.numel() == 0 else f"{values.double().min().item():g}"
+        shown = f"{radius}" if isinstance(radius, float | int) else f"a tensor with minimum {worst}"
+        raise SettingError(
+            f"{owner}: radius is {shown}; it must be positive and finite (a bound of 0 would freeze "
+            f"the weights: leave them out of the optimizer instead)."
+        )
+
+
+def require_dims(c: Constraint, q: Tensor, name: str, least: int, remedy: str) -> None:
+    if q.dim() - c.batch_dims < least:
+        batch = f" of which batch_dims={c.batch_dims}" if c.batch_dims else ""
+        raise ConstraintError(
+            f"{type(c).__name__} on {name!r}: the tensor has shape {tuple(q.shape)}{batch}, and "
+            f"at least {least} dimensions are needed; {remedy}."
+        )
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Below this, relative, weights count as being on the manifold already."""
+    return 100 * torch.finfo(dtype).eps
+
+
+def require_on_manifold(c: Constraint, name: str, misfit: float, dtype: torch.dtype) -> None:
+    if not misfit <= tolerance(dtype):
+        raise ConstraintError(
+            f"{type(c).__name__} on {name!r}: the weights are off the manifold by {misfit:.3g} "
+            f"(tolerance {tolerance(dtype):.1g}) and init='error'; use init='nearest' to have them "
+            f"placed, or place them yourself."
+        )
+
+
+def require_finite(c: Constraint, q: Tensor, name: str) -> None:
+    if not bool(torch.isfinite(q).all()):
+        raise ConstraintError(
+            f"{type(c).__name__} on {name!r}: the weights hold NaN or Inf; initialize them first."
+        )
+
+
+def largest(values: Sequence[Tensor]) -> float:
+    """The largest absolute entry of a list of tensors; NaN wins."""
+    tops = [v.abs().max().item() for v in values if v.numel()]
+    return math.nan if any(math.isnan(t) for t in tops) else max(tops, default=0.0)

@@ -1,0 +1,138 @@
+"""Rules (name globs, module types) -> parameter groups."""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from holonomic.constraints import Constraint
+from holonomic.errors import SettingError
+
+Rule = str | type[nn.Module]
+Settings = Constraint | Mapping[str, Any] | None
+
+_WILD = frozenset("*?[")
+_NORMS = (
+    nn.modules.batchnorm._BatchNorm,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.modules.instancenorm._InstanceNorm,
+    nn.LocalResponseNorm,
+)
+
+
+def groups(
+    model: nn.Module, rules: Mapping[Rule, Settings], **defaults: Any
+) -> list[dict[str, Any]]:
+    """Parameter groups for `Langevin` (or any torch optimizer) from rules about the model.
+
+    A rule's key is a parameter's name, a glob over names (``"*.weight"``, ``"encoder.*"``) or a module
+    type, which stands for the parameters of all modules of that type. Its value is a constraint, or a
+    dictionary of settings for the group, or None to leave the parameters out of every other rule.
+    Parameters that no rule claims form the last group, with ``defaults`` only.
+
+    Biases and the parameters of normalization layers take the other settings of a rule but not its
+    constraint, unless they are asked for: by their exact name, biases by a glob that ends in
+    ``bias``, norm weights by the type of the norm. Parameters with ``requires_grad=False`` are left
+    out.
+
+    Raises `SettingError` if a rule matches nothing, or if two rules claim one parameter.
+
+    >>> import torch.nn as nn, holonomic as hm
+    >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    >>> for g in hm.groups(model, {"*.weight": hm.Circle(1.0)}):
+    ...     print(g["name"], [name for name, p in g["params"]])
+    *.weight ['0.weight', '2.weight']
+    rest ['0.bias', '2.bias']
+    """
+    aliases: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        aliases.setdefault(id(p), []).append(name)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    members: dict[tuple[Rule | None, bool], list[tuple[str, Any]]] = {}
+    matched: dict[Rule, int] = dict.fromkeys(rules, 0)
+    for name, p in model.named_parameters():
+        known = aliases[id(p)]
+        claims = [r for r in rules if any(_matches(r, n, modules) for n in known)]
+        for rule in claims:
+            matched[rule] += p.requires_grad
+        if not p.requires_grad:
+            continue
+        if len(claims) > 1:
+            shown = " and ".join(_shown(r) for r in claims)
+            raise SettingError(
+                f"the rules {shown} both claim {name!r}; make one of them narrower, so that every "
+                f"parameter has one rule."
+            )
+        asked = not claims or any(_asked(claims[0], n, modules) for n in known)
+        members.setdefault((claims[0] if claims else None, asked), []).append((name, p))
+    for rule, count in matched.items():
+        if not count:
+            raise SettingError(
+                f"the rule {_shown(rule)} matches no trainable parameter; the model has "
+                f"{_listed([n for n, p in model.named_parameters() if p.requires_grad])}."
+            )
+    result = []
+    for rule in rules:
+        own = _settings(rule, rules[rule])
+        for asked in (True, False):
+            label = _label(rule)
+            if not asked and own.pop("constraint", None) is not None:
+                label += " (biases, norms)"
+            if (rule, asked) in members:
+                result.append({"params": members[rule, asked], "name": label, **defaults, **own})
+    if (None, True) in members:
+        result.append({"params": members[None, True], "name": "rest", **defaults})
+    return result
+
+
+def _settings(rule: Rule, value: Settings) -> dict[str, Any]:
+    if value is None or isinstance(value, Constraint):
+        return {"constraint": value}
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise SettingError(
+        f"the rule {_shown(rule)} has the value {value!r}; give a constraint, a dictionary of "
+        f"settings, or None."
+    )
+
+
+def _owner(name: str, modules: dict[str, nn.Module]) -> nn.Module:
+    return modules[name.rpartition(".")[0]]
+
+
+def _matches(rule: Rule, name: str, modules: dict[str, nn.Module]) -> bool:
+    if isinstance(rule, str):
+        return fnmatchcase(name, rule)
+    if isinstance(rule, type) and issubclass(rule, nn.Module):
+        parts = name.split(".")[:-1]
+        above = [".".join(parts[:k]) for k in range(len(parts) + 1)]
+        return any(isinstance(modules[m], rule) for m in above)
+    raise SettingError(f"{rule!r} is not a rule; write a name, a glob or a module type.")
+
+
+def _asked(rule: Rule, name: str, modules: dict[str, nn.Module]) -> bool:
+    """Whether the rule means this parameter in particular, should it be a bias or of a norm."""
+    last = name.rpartition(".")[2]
+    norm = isinstance(_owner(name, modules), _NORMS)
+    bias = last == "bias" or last.endswith("_bias") or last.startswith("bias_")
+    if not (bias or norm):
+        return True
+    if isinstance(rule, str):
+        return not _WILD & set(rule) or (bias and not norm and rule.endswith("bias"))
+    return norm and not bias and isinstance(_owner(name, modules), rule)
+
+
+def _label(rule: Rule) -> str:
+    return rule if isinstance(rule, str) else rule.__name__
+
+
+def _shown(rule: Rule) -> str:
+    return repr(rule) if isinstance(rule, str) else rule.__name__
+
+
+def _listed(found: list[str]) -> str:
+    shown = ", ".join(map(repr, found[:8]))
+    return shown + (f" and {len(found) - 8} more" if len(found) > 8 else "")

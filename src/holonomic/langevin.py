@@ -1,0 +1,304 @@
+"""The optimizer: parameter groups -> flows -> state."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from holonomic import checkpoint, settings
+from holonomic.constraints import Constraint, Free
+from holonomic.errors import NonFiniteError, SettingError
+from holonomic.flows import Flow
+from holonomic.noise import Noise
+from holonomic.phase import Phase
+from holonomic.report import GroupReport, Report
+from holonomic.scheme import Scheme, Substep, parse
+from holonomic.state import create, gather, missing, wide
+
+Group = dict[str, Any]
+_FREE = Free()
+
+
+class Langevin(Optimizer):
+    """Constrained Langevin dynamics, in the manner of `torch.optim`.
+
+    A step applies the letters of ``scheme`` to every group (see `holonomic.scheme`)::
+
+        A  q <- q - lr v        B  v <- v + g        O  v <- mu v + sqrt(tau (1 - mu^2) / lr) R
+        EM q <- q - lr g + sqrt(2 tau lr) R          LM the same, R averaged over two steps (2.56)
+
+    with q on the group's manifold and v in its tangent space. The defaults are SGD with momentum
+    0.9, equal to `torch.optim.SGD` to the last bit.
+
+    Args:
+        params: parameters, named parameters, or groups (see `holonomic.groups`). Every setting
+            below up to ``maximize`` can differ from group to group.
+        lr: step size; h**2 of the papers (`holonomic.from_paper`), or h itself for EM and LM.
+            With 0 nothing moves, noise included.
+        momentum: mu = exp(-gamma h) in [0, 1]; 1 is motion without friction. EM and LM have none.
+        temperature: tau >= 0, the strength of the noise; 0 is optimization, and with the loss
+            summed over the data 1 samples the posterior.
+        weight_decay: adds ``weight_decay * q`` to the gradient, as in `torch.optim.SGD`.
+        constraint: the manifold of the group's weights, or None. Weights are placed on it now.
+        scheme: the splitting in letters, or "EM" or "LM".
+        maximize: climb instead of descend.
+        seed: seed of the optimizer's own generator. Without one, it is drawn from torch's global
+            generator when noise is first needed.
+        generator: a generator to use instead of a seeded one.
+        foreach: handle all tensors of a group in one call (default). False goes tensor by tensor:
+            the same numbers, less memory.
+        nonfinite: what to do when a gradient holds NaN or Inf: "raise", "skip" the step (counted in
+            `report()`), or "allow" it without looking (if something else has looked already).
+        capturable, differentiable, fused: not supported; anything but the default raises.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.9,
+        *,
+        temperature: float = 0.0,
+        weight_decay: float = 0.0,
+        constraint: Constraint | None = None,
+        scheme: str = "OBA",
+        maximize: bool = False,
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+        foreach: bool | None = None,
+        nonfinite: str = "raise",
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        settings.reject(capturable=capturable, differentiable=differentiable, fused=fused)
+        if seed is not None and generator is not None:
+            raise SettingError(f"seed={seed} and a generator were both given; give one of them.")
+        self._noise = Noise(seed, generator)
+        self._built = False
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "temperature": temperature,
+            "weight_decay": weight_decay,
+            "constraint": constraint,
+            "scheme": scheme,
+            "maximize": maximize,
+            "foreach": foreach is not False,
+            "nonfinite": nonfinite,
+            "started": False,
+            "fallbacks": 0,
+            "skipped": 0,
+        }
+        super().__init__(params, defaults)
+        for i, group in enumerate(self.param_groups):
+            self._place(i, group)  # every group has been checked: now weights may move
+        self._built = True
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a group; it is checked whole before any weight is placed on its manifold."""
+        before = len(self.param_groups)
+        param_group = settings.listed(param_group, self.param_groups)
+        super().add_param_group(param_group)
+        try:
+            settings.check_group(self.param_groups[before], before)
+        except Exception:
+            del self.param_groups[before]
+            raise
+        if self._built:
+            self._place(before, self.param_groups[before])
+
+    def _place(self, i: int, group: Group) -> None:
+        constraint: Constraint | None = group["constraint"]
+        if constraint is not None:
+            q = [p.detach() for p in group["params"]]
+            draws = constraint.init == "orthogonal"
+            generator = self._noise.on(q[0].device) if draws else None
+            constraint.place_(q, settings.names(group, i), generator)
+
+    # ------------------------------------------------------------------ the step
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step of every group. A closure is called once, first, with gradients enabled."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        parts = [part for i, g in enumerate(self.param_groups) for part in self._parts(i, g)]
+        if self._refused(parts):
+            return loss
+        for part in parts:
+            self._prepare(part)
+        # A user's own constraint may fail: such groups go first, on copies, before others move.
+        for part in sorted(parts, key=lambda part: not part.constraint.joint):
+            flow = Flow(part.constraint, **settings.physics(part.group), noise=self._noise)
+            flow.step_(part.work, part.forces, part.word, part.group["foreach"])
+        for part in parts:
+            part.finish()
+        return loss
+
+    def _parts(self, i: int, group: Group) -> list["_Part"]:
+        """The tensors of a group that take this step, those on their first step apart."""
+        settings.check_values(group, i)
+        params = settings.moving(group, i)
+        if not params:
+            return []
+        constraint = group["constraint"] or _FREE
+        scheme = parse(group["scheme"])
+        new = {id(p) for p in missing(params, constraint, scheme, self.state)}
+        if constraint.joint and new:
+            new = {id(p) for p in params}
+        first = new if group["started"] else {id(p) for p in params}
+        if scheme.first == scheme.steady or group["momentum"] == 0:
+            first = set()
+        parts = []
+        for word, members in (
+            (scheme.first, [p for p in params if id(p) in first]),
+            (scheme.steady, [p for p in params if id(p) not in first]),
+        ):
+            if members:
+                names = settings.names_of(group, i, members)
+                fresh = [p for p in members if id(p) in new]
+                parts.append(_Part(group, constraint, scheme, word, members, names, fresh))
+        return parts
+
+    def _prepare(self, part: "_Part") -> None:
+        """Make the state that is missing, and the lists the flows work on."""
+        group, constraint = part.group, part.constraint
+        if part.fresh:
+            names = [
+                n for p, n in zip(part.params, part.names, strict=True) if p in set(part.fresh)
+            ]
+            create(part.fresh, names, constraint, part.scheme, self.state, self._noise)
+        part.home = gather(part.params, part.names, constraint, part.scheme, self.state)
+        grads = part.grads
+        part.work = part.home
+        if group["constraint"] is not None:
+            if constraint.joint:
+                part.work = part.home.map(lambda t: wide(t).clone())
+            elif any(p.dtype.itemsize < 4 for p in part.params):
+                part.work = part.home.map(wide)
+            grads = [wide(g) for g in grads]
+        if group["maximize"]:
+            grads = list(torch._foreach_neg(grads))
+        if group["weight_decay"]:
+            grads = list(torch._foreach_add(grads, part.work.q, alpha=group["weight_decay"]))
+        part.forces = grads
+
+    def _refused(self, parts: list["_Part"]) -> bool:
+        """Whether the step must be skipped for NaN or Inf in a gradient; raises if asked to."""
+        guarded = [part for part in parts if part.group["nonfinite"] != "allow"]
+        grads = [g for part in guarded for g in part.grads]
+        if not grads or all(map(math.isfinite, _sums(grads))):
+            return False
+        for part in guarded:
+            for name, g in zip(part.names, part.grads, strict=True):
+                bad = int((~torch.isfinite(g)).sum())
+                if not bad:
+                    continue
+                if part.group["nonfinite"] == "skip":
+                    for group in self.param_groups:
+                        group["skipped"] += 1
+                    return True
+                raise NonFiniteError(
+                    f"the gradient of {name!r} has {bad} of {g.numel()} entries NaN or Inf; no "
+                    f"weight was changed. Lower lr={float(part.group['lr']):g} or clip the "
+                    f"gradients, or pass nonfinite='skip' to leave such steps out."
+                )
+        return False
+
+    # ------------------------------------------------------------------ reading
+    @torch.no_grad()
+    def report(self) -> Report:
+        """Per group: largest residual, largest cotangency error, kinetic temperature, counts."""
+        return Report([self._group_report(i, g) for i, g in enumerate(self.param_groups)])
+
+    def _group_report(self, i: int, group: Group) -> GroupReport:
+        constraint: Constraint = group["constraint"] or _FREE
+        scheme = parse(group["scheme"])
+        params = group["params"]
+        dof = sum(p.numel() for p in params) - constraint.constraints([p.detach() for p in params])
+        residual = cotangency = 0.0
+        kinetic = math.nan
+        new = set(missing(params, constraint, scheme, self.state))
+        held = [p for p in params if p not in new]
+        if held and not (constraint.joint and new):
+            x = gather(held, settings.names_of(group, i, held), constraint, scheme, self.state)
+            x = x.map(wide)
+            residual = constraint.residual(x)
+            if not scheme.overdamped:
+                cotangency = constraint.cotangency(x)
+                kinetic = float(group["lr"]) * constraint.kinetic(x) / max(dof, 1)
+        return GroupReport(
+            name=str(group.get("name", i)),
+            constraint="-" if constraint is _FREE else type(constraint).__name__,
+            scheme=scheme.letters,
+            parameters=sum(p.numel() for p in params),
+            dof=dof,
+            residual=residual,
+            cotangency=cotangency,
+            temperature=float(group["temperature"]),
+            kinetic_temperature=kinetic,
+            fallbacks=group["fallbacks"],
+            skipped=group["skipped"],
+        )
+
+    # ------------------------------------------------------------------ saving
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values and tensors only: loads with ``torch.load(..., weights_only=True)``."""
+        return checkpoint.plain(super().state_dict(), self._noise)
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`, bit for bit, or take over from `torch.optim.SGD`."""
+        saved, rng, foreign = checkpoint.fitted(state_dict, self.param_groups)
+        super().load_state_dict(saved)
+        self._noise.restore(rng)
+        for i in foreign:
+            group = self.param_groups[i]
+            self._place(i, group)
+            checkpoint.adopt_momenta(group, settings.names(group, i), self.state, self._noise)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return {**state, "_noise": self._noise, "_built": self._built}
+
+
+@dataclass
+class _Part:
+    """Tensors of one group that take the same word of letters this step."""
+
+    group: Group
+    constraint: Constraint
+    scheme: Scheme
+    word: tuple[Substep, ...]
+    params: list[Tensor]
+    names: list[str]
+    fresh: list[Tensor]
+
+    def __post_init__(self) -> None:
+        self.grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        self.forces: list[Tensor] = []
+        self.home = self.work = Phase([])
+
+    def finish(self) -> None:
+        """Round the working copy (if there is one) back into the weights and state."""
+        if self.work is not self.home:
+            self.home.copy_(self.work)
+        self.group["fallbacks"] += self.work.fallbacks
+        if float(self.group["lr"]):
+            self.group["started"] = True
+
+
+def _sums(grads: list[Tensor]) -> list[float]:
+    """One number a tensor that is NaN or Inf if any entry is (or if the sum overflows)."""
+    return [g.sum(dtype=torch.float32 if g.dtype.itemsize < 4 else None).item() for g in grads]

@@ -1,0 +1,69 @@
+"""A point of phase space: the positions and momenta that one group moves together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holonomic.noise import Noise
+
+
+@dataclass
+class Phase:
+    """Lists with one entry per tensor of the group; those not needed are empty.
+
+    ``q`` the weights and ``v`` their momenta in torch units (q <- q - lr v); ``xi`` the slack
+    variables of an inequality and ``eta`` their momenta; ``R`` and ``S`` the last noise of weights
+    and slack, which LM averages with the next. A constraint that links the tensors of a group has one
+    slack vector for all of them: ``xi``, ``eta`` and ``S`` then have a single entry.
+    """
+
+    q: list[Tensor]
+    v: list[Tensor] = field(default_factory=list)
+    xi: list[Tensor] = field(default_factory=list)
+    eta: list[Tensor] = field(default_factory=list)
+    R: list[Tensor] = field(default_factory=list)
+    S: list[Tensor] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    fallbacks: int = 0
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Phase":
+        """The phase with every tensor changed."""
+        lists: dict[str, Any] = {k: [change(t) for t in ts] for k, ts in self._lists().items()}
+        return Phase(**lists, names=self.names)
+
+    def single(self, i: int) -> "Phase":
+        """Tensor i alone, sharing memory."""
+        lists: dict[str, Any] = {k: ts[i : i + 1] for k, ts in self._lists().items()}
+        return Phase(**lists, names=self.names[i : i + 1])
+
+    def copy_(self, other: "Phase") -> None:
+        """Take over the values of another phase."""
+        theirs = other._lists()
+        for key, mine in self._lists().items():
+            if mine:
+                torch._foreach_copy_(mine, theirs[key])
+
+    def _lists(self) -> dict[str, list[Tensor]]:
+        return {k: getattr(self, k) for k in ("q", "v", "xi", "eta", "R", "S")}
+
+
+def draw(
+    first: list[Tensor], second: list[Tensor], noise: Noise
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Normal numbers shaped like two lists, drawn tensor by tensor: the order is the same whether
+    the tensors are handled one by one or all at once."""
+    R: list[Tensor] = []
+    S: list[Tensor] = []
+    for i, t in enumerate(first):
+        R.append(noise.like(t))
+        if i < len(second):
+            S.append(noise.like(second[i]))
+    return R, S
+
+
+def squared_norm(tensors: list[Tensor]) -> float:
+    """Sum of squares, in double precision."""
+    return float(sum(torch.sum(t.double() ** 2).item() for t in tensors))

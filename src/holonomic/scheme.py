@@ -1,0 +1,103 @@
+"""A splitting scheme is its letters.
+
+    A  drift      q <- q - lr v          (along the geodesic, if there is a constraint)
+    B  kick       v <- v + g
+    O  friction   v <- mu v + sqrt(tau (1 - mu^2) / lr) R
+
+A letter that occurs n times takes 1/n of the step each time, so ``"BAOAB"`` has halves of B and A.
+``"EM"`` (Euler-Maruyama) and ``"LM"`` (averaged noise) are the overdamped schemes, without momentum.
+
+A training loop gives one gradient a step, at the position where the step starts. So a scheme runs
+from just after its last A: ``ABO`` as its cyclic shift ``BOA``, ``BAOAB`` as ``BBAOA``, the two half
+kicks merged to a whole one. The letters moved to the front belong to the step before; the very first
+step has none before it and leaves them out (half a kick for BAOAB), unless no kick would be left.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from itertools import groupby
+
+from holonomic.errors import SettingError
+
+OVERDAMPED = ("EM", "LM")
+LETTERS = "ABO"
+
+
+@dataclass(frozen=True)
+class Substep:
+    """One letter and the fraction of the step it takes."""
+
+    letter: str
+    fraction: float
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """The substeps of the first step and of every later one."""
+
+    letters: str
+    first: tuple[Substep, ...]
+    steady: tuple[Substep, ...]
+
+    @property
+    def overdamped(self) -> bool:
+        return self.letters in OVERDAMPED
+
+
+@cache
+def parse(letters: str) -> Scheme:
+    """Read a scheme, or raise a `SettingError` that says which letter is wrong.
+
+    >>> [(s.letter, s.fraction) for s in parse("BAOAB").steady]
+    [('B', 1.0), ('A', 0.5), ('O', 1.0), ('A', 0.5)]
+    """
+    if letters in OVERDAMPED:
+        whole = (Substep(letters, 1.0),)
+        return Scheme(letters, whole, whole)
+    _validate(letters)
+    cut = letters.rindex("A") + 1
+    head, tail = letters[:cut], letters[cut:]
+    steady = tail + head
+    first = head if "B" in head else steady
+    _one_gradient(letters, steady)
+    return Scheme(letters, _substeps(first, letters), _substeps(steady, letters))
+
+
+def _validate(letters: str) -> None:
+    if not isinstance(letters, str) or not letters:
+        raise SettingError(
+            f"scheme is {letters!r}; it must be a word such as 'OBA', 'BAOAB' or 'EM'."
+        )
+    for letter in letters:
+        if letter not in LETTERS:
+            raise SettingError(
+                f"scheme {letters!r} has the unknown letter {letter!r}; write it with "
+                f"A (drift), B (kick) and O (friction and noise), or use 'EM' or 'LM'."
+            )
+    remedies = {
+        "A": "without it nothing moves",
+        "B": "without it the gradient is never used",
+        "O": "for motion without friction keep O and set momentum=1",
+    }
+    for letter, remedy in remedies.items():
+        if letter not in letters:
+            raise SettingError(f"scheme {letters!r} has no {letter}: {remedy}.")
+
+
+def _one_gradient(letters: str, steady: str) -> None:
+    kicked_runs = sum("B" in run for run in steady.split("A"))
+    if kicked_runs > 1:
+        raise SettingError(
+            f"scheme {letters!r} kicks at {kicked_runs} positions, so it needs {kicked_runs} "
+            f"gradients a step and a training loop gives one; keep the B's together between two "
+            f"A's (the end joins the beginning), as in 'BAOAB' or 'ABOBA'."
+        )
+
+
+def _substeps(word: str, letters: str) -> tuple[Substep, ...]:
+    """Merge equal neighbours: two half kicks at one position are one kick, exactly."""
+    return tuple(
+        Substep(letter, float(Fraction(len(list(run)), letters.count(letter))))
+        for letter, run in groupby(word)
+    )

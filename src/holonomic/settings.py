@@ -1,0 +1,131 @@
+"""Reading and checking parameter groups: every refusal names the thing, its value and the remedy."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holonomic.constraints import Constraint
+from holonomic.errors import SettingError
+from holonomic.scheme import parse
+
+NONFINITE = ("raise", "skip", "allow")
+
+Group = dict[str, Any]
+
+
+def reject(**flags: object) -> None:
+    """Flags of other optimizers that this one does not have: never ignored."""
+    for flag, value in flags.items():
+        if value:
+            raise SettingError(f"{flag}={value!r} is not supported by Langevin; leave it out.")
+
+
+def names(group: Group, i: int) -> list[str]:
+    """The names of a group's parameters, as well as they are known."""
+    given = group.get("param_names")
+    return (
+        list(given) if given else [f"group {i}, parameter {k}" for k in range(len(group["params"]))]
+    )
+
+
+def names_of(group: Group, i: int, members: list[Tensor]) -> list[str]:
+    """The names of some of a group's parameters, in their order."""
+    if len(members) == len(group["params"]):
+        return names(group, i)
+    chosen = {id(p) for p in members}
+    return [n for p, n in zip(group["params"], names(group, i), strict=True) if id(p) in chosen]
+
+
+def physics(group: Group) -> dict[str, float]:
+    """The numbers the flows need."""
+    return {key: float(group[key]) for key in ("lr", "momentum", "temperature")}
+
+
+def moving(group: Group, i: int) -> list[Tensor]:
+    """The parameters that have a gradient; all of them, if one constraint links them."""
+    params: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+    for p in params:
+        if p.grad is not None and p.grad.is_sparse:
+            name = names_of(group, i, [p])[0]
+            raise SettingError(
+                f"the gradient of {name!r} is sparse, which Langevin does not support; use dense "
+                f"gradients (nn.Embedding(sparse=False))."
+            )
+    constraint = group["constraint"]
+    return group["params"] if params and constraint is not None and constraint.joint else params
+
+
+# ---------------------------------------------------------------------- checks
+def listed(group: Group, existing: list[Group]) -> Group:
+    """The new group with its parameters as a list; raises if it is empty or repeats a parameter."""
+    here = len(existing)
+    params = group.get("params", [])
+    params = [params] if isinstance(params, Tensor) else list(params)
+    if not params:
+        raise SettingError(
+            f"parameter group {here} is empty; leave it out, or check the pattern that was to fill it."
+        )
+    owner = {
+        id(p): (name, i)
+        for i, g in enumerate(existing)
+        for p, name in zip(g["params"], names(g, i), strict=True)
+    }
+    for k, entry in enumerate(params):
+        name, p = entry if isinstance(entry, tuple) else (f"group {here}, parameter {k}", entry)
+        if id(p) in owner:
+            known, i = owner[id(p)]
+            raise SettingError(
+                f"{name!r} in group {here} is the same parameter as {known!r} in group {i}; a "
+                f"parameter can be in one group only, and once."
+            )
+        owner[id(p)] = (name, here)
+    return {**group, "params": params}
+
+
+def check_group(group: Group, i: int) -> None:
+    """Everything that can be wrong with a new group; nothing is changed."""
+    check_values(group, i)
+    where = f"group {i}"
+    parse(group["scheme"])
+    if group["nonfinite"] not in NONFINITE:
+        raise SettingError(
+            f"{where}: nonfinite is {group['nonfinite']!r}; it must be one of {NONFINITE}."
+        )
+    for p, name in zip(group["params"], names(group, i), strict=True):
+        if not p.is_floating_point():
+            raise SettingError(
+                f"{name!r} has dtype {p.dtype}; Langevin moves real floating-point parameters only."
+            )
+    constraint = group["constraint"]
+    if constraint is None:
+        return
+    if not isinstance(constraint, Constraint):
+        remedy = (
+            "write Circle(...), with its radius" if isinstance(constraint, type) else "use None"
+        )
+        raise SettingError(
+            f"{where}: constraint is {constraint!r}, which is not a Constraint; {remedy}."
+        )
+    with torch.no_grad():
+        constraint.check([p.detach() for p in group["params"]], names(group, i))
+
+
+def check_values(group: Group, i: int) -> None:
+    """The numbers of a group, which a schedule may change between steps."""
+    lr, mu, tau = (float(group[key]) for key in ("lr", "momentum", "temperature"))
+    if not (math.isfinite(lr) and lr >= 0):
+        raise SettingError(f"group {i}: lr is {lr}; it must be a finite number >= 0.")
+    if not 0 <= mu <= 1:
+        raise SettingError(
+            f"group {i}: momentum is {mu}; it must lie in [0, 1] (1 is motion without friction)."
+        )
+    if not (math.isfinite(tau) and tau >= 0):
+        raise SettingError(
+            f"group {i}: temperature is {tau}; it must be a finite number >= 0 (0 is no noise)."
+        )
+    if not (math.isfinite(group["weight_decay"]) and group["weight_decay"] >= 0):
+        raise SettingError(
+            f"group {i}: weight_decay is {group['weight_decay']}; it must be a finite number >= 0."
+        )
