@@ -11,6 +11,7 @@ from holonomic.errors import (
 )
 from holonomic.groups import groups
 from holonomic.langevin import Langevin
+from holonomic.replicas import Replicas, RunningMean
 from holonomic.units import from_paper, to_paper
 
 __version__ = "0.1.0"
@@ -25,6 +26,8 @@ __all__ = [
     "LevelSet",
     "NonFiniteError",
     "Orthogonal",
+    "Replicas",
+    "RunningMean",
     "SettingError",
     "Sphere",
     "from_paper",

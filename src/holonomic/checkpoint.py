@@ -1,6 +1,6 @@
 """Saving and loading: plain values out, checked values in."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,34 +10,41 @@ from holonomic.constraints import Constraint
 from holonomic.errors import CheckpointError
 from holonomic.noise import Noise
 from holonomic.scheme import parse
+from holonomic.settings import names as names_in
 from holonomic.state import KEYS, State, create, gather, wide
 
 Group = dict[str, Any]
 
 
-def plain(saved: dict[str, Any], noise: Noise) -> dict[str, Any]:
+def plain(saved: dict[str, Any], groups: list[Group], noise: Noise) -> dict[str, Any]:
     """A state_dict of plain values: constraints by their spec, generators by their state (which
     rides in the first group, where every tool that saves optimizers finds it)."""
-    groups = [
+    described = [
         {**g, "constraint": None if g["constraint"] is None else g["constraint"].spec()}
         for g in saved["param_groups"]
     ]
-    groups[0].update(noise.state())
-    return {**saved, "param_groups": groups}
+    devices = dict.fromkeys(p.device for group in groups for p in group["params"])
+    described[0]["rng_state"] = noise.state(devices)
+    return {**saved, "param_groups": described}
 
 
 def fitted(
     state_dict: Mapping[str, Any], groups: list[Group]
-) -> tuple[dict[str, Any], dict[str, Tensor], list[int]]:
+) -> tuple[dict[str, Any], dict[str, Any] | None, list[int]]:
     """The checkpoint made ready for these groups, the generator states, and which groups are
     strangers (`torch.optim.SGD`'s). Raises before anything is changed if something does not fit."""
+    if not {"state", "param_groups"} <= state_dict.keys():
+        raise CheckpointError(
+            f"the checkpoint has {_listed(state_dict)} and not the state and param_groups of an "
+            f"optimizer; load the entry that optimizer.state_dict() was saved under."
+        )
     saved = [dict(g) for g in state_dict["param_groups"]]
     if len(saved) != len(groups):
         raise CheckpointError(
             f"the checkpoint has {len(saved)} parameter groups and the optimizer {len(groups)}; "
             f"build it with the same groups."
         )
-    rng = {k: g.pop(k) for g in saved for k in list(g) if Noise.owns(k)}
+    rng = next((g["rng_state"] for g in saved if g.get("rng_state")), None)
     foreign = []
     for i, (old, group) in enumerate(zip(saved, groups, strict=True)):
         if len(old["params"]) != len(group["params"]):
@@ -45,12 +52,14 @@ def fitted(
                 f"group {i} of the checkpoint has {len(old['params'])} parameters and the "
                 f"optimizer's has {len(group['params'])}; build it with the same groups."
             )
-        if "constraint" in old:
+        _same_shapes(i, old, group, state_dict["state"])
+        if "scheme" in old:
             _match(i, old["constraint"], group["constraint"])
         else:
             _from_sgd(i, old, group)
             foreign.append(i)
         old["constraint"] = group["constraint"]
+        old["rng_state"] = None
     return {**state_dict, "param_groups": saved}, rng, foreign
 
 
@@ -58,6 +67,8 @@ def adopt_momenta(group: Group, names: list[str], state: State, noise: Noise) ->
     """Momenta of an SGD checkpoint become momenta on the group's manifold."""
     momenta = {p: (state.pop(p, None) or {}).get(KEYS["v"]) for p in group["params"]}
     constraint: Constraint | None = group["constraint"]
+    if constraint is not None:
+        constraint.place_([p.detach() for p in group["params"]], names)
     scheme = parse(group["scheme"])
     params = [p for p in group["params"] if momenta[p] is not None]
     if scheme.overdamped or not params:
@@ -68,7 +79,8 @@ def adopt_momenta(group: Group, names: list[str], state: State, noise: Noise) ->
         return
     if constraint.joint:
         params = group["params"]
-    chosen = [n for p, n in zip(group["params"], names, strict=True) if momenta[p] is not None]
+    named = dict(zip(group["params"], names, strict=True))
+    chosen = [named[p] for p in params]
     for p in params:
         state[p] = {}
     create(params, chosen, constraint, scheme, state, noise)
@@ -92,12 +104,25 @@ def _match(i: int, old: dict[str, Any] | None, constraint: Constraint | None) ->
         )
 
 
+def _same_shapes(i: int, old: Group, group: Group, state: Mapping[Any, Any]) -> None:
+    """State shaped like a parameter must fit the parameter it is for."""
+    for key, p, name in zip(old["params"], group["params"], names_in(group, i), strict=True):
+        held = state.get(key) or {}
+        for entry in (held.get(KEYS["v"]), held.get(KEYS["R"])):
+            if isinstance(entry, Tensor) and entry.shape != p.shape:
+                raise CheckpointError(
+                    f"{name!r} has shape {tuple(p.shape)} and its state in the checkpoint has "
+                    f"{tuple(entry.shape)}; load the checkpoint of this model, with its parameters "
+                    f"in the same order."
+                )
+
+
 def _from_sgd(i: int, old: Group, group: Group) -> None:
     """Make a group of `torch.optim.SGD` one of ours."""
-    if "momentum" not in old or "betas" in old:
+    if not {"momentum", "dampening", "nesterov"} <= old.keys():
         raise CheckpointError(
             f"group {i} of the checkpoint is neither Langevin's nor torch.optim.SGD's (it has "
-            f"{', '.join(sorted(k for k in old if k != 'params'))}); only those can be loaded."
+            f"{_listed(k for k in old if k != 'params')}); only those can be loaded."
         )
     for key in ("dampening", "nesterov"):
         if old.pop(key, 0):
@@ -117,13 +142,24 @@ def _from_sgd(i: int, old: Group, group: Group) -> None:
 def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and bool(torch.equal(a.cpu(), b.cpu()))
-    return type(a) is type(b) and bool(a == b)
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        both = isinstance(a, Tensor) and isinstance(b, Tensor)
+        return both and a.shape == b.shape and bool(torch.equal(a.cpu(), b.cpu()))
+    return bool(a == b)
+
+
+def _listed(keys: Iterable[str]) -> str:
+    return ", ".join(sorted(map(str, keys))) or "nothing"
 
 
 def _shown(spec: dict[str, Any] | None) -> str:
     if spec is None:
         return "None"
-    values = ", ".join(f"{k}={v}" for k, v in spec.items() if k != "type")
+    values = ", ".join(f"{k}={_value(v)}" for k, v in spec.items() if k != "type")
     return f"{spec['type']}({values})"
+
+
+def _value(v: Any) -> str:
+    if not isinstance(v, Tensor):
+        return str(v)
+    return f"<{tuple(v.shape)}: {v.min().item():g} to {v.max().item():g}>"

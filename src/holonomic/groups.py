@@ -1,5 +1,6 @@
 """Rules (name globs, module types) -> parameter groups."""
 
+import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -30,7 +31,7 @@ def groups(
 
     A rule's key is a parameter's name, a glob over names (``"*.weight"``, ``"encoder.*"``) or a module
     type, which stands for the parameters of all modules of that type. Its value is a constraint, or a
-    dictionary of settings for the group, or None to leave the parameters out of every other rule.
+    dictionary of settings for the group, or None to take the parameters out of every other rule.
     Parameters that no rule claims form the last group, with ``defaults`` only.
 
     Biases and the parameters of normalization layers take the other settings of a rule but not its
@@ -51,41 +52,51 @@ def groups(
     for name, p in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(p), []).append(name)
     modules = dict(model.named_modules(remove_duplicate=False))
-    members: dict[tuple[Rule | None, bool], list[tuple[str, Any]]] = {}
+    members: dict[Rule | None, list[tuple[str, Any]]] = {}
+    spared: set[int] = set()
     matched: dict[Rule, int] = dict.fromkeys(rules, 0)
     for name, p in model.named_parameters():
         known = aliases[id(p)]
         claims = [r for r in rules if any(_matches(r, n, modules) for n in known)]
-        for rule in claims:
-            matched[rule] += p.requires_grad
+        for claim in claims:
+            matched[claim] += p.requires_grad
         if not p.requires_grad:
             continue
+        claims = [r for r in claims if rules[r] is None] or claims
         if len(claims) > 1:
             shown = " and ".join(_shown(r) for r in claims)
             raise SettingError(
                 f"the rules {shown} both claim {name!r}; make one of them narrower, so that every "
                 f"parameter has one rule."
             )
-        asked = not claims or any(_asked(claims[0], n, modules) for n in known)
-        members.setdefault((claims[0] if claims else None, asked), []).append((name, p))
-    for rule, count in matched.items():
+        owner = claims[0] if claims else None
+        members.setdefault(owner, []).append((name, p))
+        if not any(_asked(owner, n, modules) for n in known):
+            spared.add(id(p))
+    for wanted, count in matched.items():
         if not count:
             raise SettingError(
-                f"the rule {_shown(rule)} matches no trainable parameter; the model has "
+                f"the rule {_shown(wanted)} matches no trainable parameter; the model has "
                 f"{_listed([n for n, p in model.named_parameters() if p.requires_grad])}."
             )
     result = []
-    for rule in rules:
-        own = _settings(rule, rules[rule])
-        for asked in (True, False):
-            label = _label(rule)
-            if not asked and own.pop("constraint", None) is not None:
-                label += " (biases, norms)"
-            if (rule, asked) in members:
-                result.append({"params": members[rule, asked], "name": label, **defaults, **own})
-    if (None, True) in members:
-        result.append({"params": members[None, True], "name": "rest", **defaults})
+    for rule in (*rules, None):
+        own = {} if rule is None else _settings(rule, rules[rule])
+        group = {"name": _label(rule), **defaults, **own}
+        result += _split(group, members.get(rule, []), spared)
     return result
+
+
+def _split(
+    group: dict[str, Any], members: list[tuple[str, Any]], spared: set[int]
+) -> list[dict[str, Any]]:
+    """The group, and if it has a constraint a second one for those it is not meant for."""
+    if group.get("constraint") is None:
+        return [{"params": members, **group}] if members else []
+    free = {**group, "name": f"{group['name']} (biases, norms)", "constraint": None}
+    kept = [(name, p) for name, p in members if id(p) not in spared]
+    left = [(name, p) for name, p in members if id(p) in spared]
+    return [{"params": m, **g} for m, g in ((kept, group), (left, free)) if m]
 
 
 def _settings(rule: Rule, value: Settings) -> dict[str, Any]:
@@ -113,19 +124,26 @@ def _matches(rule: Rule, name: str, modules: dict[str, nn.Module]) -> bool:
     raise SettingError(f"{rule!r} is not a rule; write a name, a glob or a module type.")
 
 
-def _asked(rule: Rule, name: str, modules: dict[str, nn.Module]) -> bool:
+def _asked(rule: Rule | None, name: str, modules: dict[str, nn.Module]) -> bool:
     """Whether the rule means this parameter in particular, should it be a bias or of a norm."""
     last = name.rpartition(".")[2]
-    norm = isinstance(_owner(name, modules), _NORMS)
+    norm = _is_norm(type(_owner(name, modules)))
     bias = last == "bias" or last.endswith("_bias") or last.startswith("bias_")
-    if not (bias or norm):
-        return True
+    if rule is None or not (bias or norm):
+        return not (bias or norm)
     if isinstance(rule, str):
         return not _WILD & set(rule) or (bias and not norm and rule.endswith("bias"))
-    return norm and not bias and isinstance(_owner(name, modules), rule)
+    return norm and not bias and _is_norm(rule)
 
 
-def _label(rule: Rule) -> str:
+def _is_norm(kind: type[nn.Module]) -> bool:
+    """Torch's normalization layers, and what others call theirs: LlamaRMSNorm, LayerNorm2d."""
+    return issubclass(kind, _NORMS) or re.search(r"Norm(\dd)?$", kind.__name__) is not None
+
+
+def _label(rule: Rule | None) -> str:
+    if rule is None:
+        return "rest"
     return rule if isinstance(rule, str) else rule.__name__
 
 

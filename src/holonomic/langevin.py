@@ -48,7 +48,7 @@ class Langevin(Optimizer):
         maximize: climb instead of descend.
         seed: seed of the optimizer's own generator. Without one, it is drawn from torch's global
             generator when noise is first needed.
-        generator: a generator to use instead of a seeded one.
+        generator: a generator to use instead of a seeded one, or `Replicas.noise()`.
         foreach: handle all tensors of a group in one call (default). False goes tensor by tensor:
             the same numbers, less memory.
         nonfinite: what to do when a gradient holds NaN or Inf: "raise", "skip" the step (counted in
@@ -68,7 +68,7 @@ class Langevin(Optimizer):
         scheme: str = "OBA",
         maximize: bool = False,
         seed: int | None = None,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | Noise | None = None,
         foreach: bool | None = None,
         nonfinite: str = "raise",
         capturable: bool = False,
@@ -78,7 +78,7 @@ class Langevin(Optimizer):
         settings.reject(capturable=capturable, differentiable=differentiable, fused=fused)
         if seed is not None and generator is not None:
             raise SettingError(f"seed={seed} and a generator were both given; give one of them.")
-        self._noise = Noise(seed, generator)
+        self._noise = generator if isinstance(generator, Noise) else Noise(seed, generator)
         self._built = False
         defaults = {
             "lr": lr,
@@ -93,6 +93,7 @@ class Langevin(Optimizer):
             "started": False,
             "fallbacks": 0,
             "skipped": 0,
+            "rng_state": None,  # its place in checkpoints, filled by state_dict()
         }
         super().__init__(params, defaults)
         for i, group in enumerate(self.param_groups):
@@ -102,6 +103,7 @@ class Langevin(Optimizer):
     def add_param_group(self, param_group: Group) -> None:
         """Add a group; it is checked whole before any weight is placed on its manifold."""
         before = len(self.param_groups)
+        settings.check_keys(param_group, before, self.defaults)
         param_group = settings.listed(param_group, self.param_groups)
         super().add_param_group(param_group)
         try:
@@ -137,6 +139,8 @@ class Langevin(Optimizer):
         if self._refused(parts):
             return loss
         for part in parts:
+            part.check_fresh()
+        for part in parts:
             self._prepare(part)
         # A user's own constraint may fail: such groups go first, on copies, before others move.
         for part in sorted(parts, key=lambda part: not part.constraint.joint):
@@ -166,20 +170,18 @@ class Langevin(Optimizer):
             (scheme.steady, [p for p in params if id(p) not in first]),
         ):
             if members:
-                names = settings.names_of(group, i, members)
                 fresh = [p for p in members if id(p) in new]
-                parts.append(_Part(group, constraint, scheme, word, members, names, fresh))
+                parts.append(_Part(i, group, constraint, scheme, word, members, fresh))
         return parts
 
     def _prepare(self, part: "_Part") -> None:
         """Make the state that is missing, and the lists the flows work on."""
         group, constraint = part.group, part.constraint
         if part.fresh:
-            names = [
-                n for p, n in zip(part.params, part.names, strict=True) if p in set(part.fresh)
-            ]
+            names = part.names(part.fresh)
             create(part.fresh, names, constraint, part.scheme, self.state, self._noise)
-        part.home = gather(part.params, part.names, constraint, part.scheme, self.state)
+        names = part.names(part.params) if constraint.joint else []
+        part.home = gather(part.params, names, constraint, part.scheme, self.state)
         grads = part.grads
         part.work = part.home
         if group["constraint"] is not None:
@@ -198,10 +200,10 @@ class Langevin(Optimizer):
         """Whether the step must be skipped for NaN or Inf in a gradient; raises if asked to."""
         guarded = [part for part in parts if part.group["nonfinite"] != "allow"]
         grads = [g for part in guarded for g in part.grads]
-        if not grads or all(map(math.isfinite, _sums(grads))):
+        if not grads or _finite(grads):
             return False
         for part in guarded:
-            for name, g in zip(part.names, part.grads, strict=True):
+            for name, g in zip(part.names(part.params), part.grads, strict=True):
                 bad = int((~torch.isfinite(g)).sum())
                 if not bad:
                     continue
@@ -226,24 +228,29 @@ class Langevin(Optimizer):
         constraint: Constraint = group["constraint"] or _FREE
         scheme = parse(group["scheme"])
         params = group["params"]
-        dof = sum(p.numel() for p in params) - constraint.constraints([p.detach() for p in params])
+        new = set(missing(params, constraint, scheme, self.state))
+        if constraint.joint and new:
+            new = set(params)
         residual = cotangency = 0.0
         kinetic = math.nan
-        new = set(missing(params, constraint, scheme, self.state))
+        if new:
+            q = [wide(p.detach()) for p in params if p in new]
+            residual = constraint.residual(Phase(q, xi=constraint.slacks(q)))
         held = [p for p in params if p not in new]
-        if held and not (constraint.joint and new):
+        if held:
             x = gather(held, settings.names_of(group, i, held), constraint, scheme, self.state)
             x = x.map(wide)
-            residual = constraint.residual(x)
+            residual = max(residual, constraint.residual(x))
             if not scheme.overdamped:
                 cotangency = constraint.cotangency(x)
-                kinetic = float(group["lr"]) * constraint.kinetic(x) / max(dof, 1)
+                energy = float(group["lr"]) * constraint.kinetic(x)
+                kinetic = energy / max(_dof(held, constraint), 1)
         return GroupReport(
             name=str(group.get("name", i)),
             constraint="-" if constraint is _FREE else type(constraint).__name__,
             scheme=scheme.letters,
             parameters=sum(p.numel() for p in params),
-            dof=dof,
+            dof=_dof(params, constraint),
             residual=residual,
             cotangency=cotangency,
             temperature=float(group["temperature"]),
@@ -255,17 +262,19 @@ class Langevin(Optimizer):
     # ------------------------------------------------------------------ saving
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors only: loads with ``torch.load(..., weights_only=True)``."""
-        return checkpoint.plain(super().state_dict(), self._noise)
+        return checkpoint.plain(super().state_dict(), self.param_groups, self._noise)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`, bit for bit, or take over from `torch.optim.SGD`."""
         saved, rng, foreign = checkpoint.fitted(state_dict, self.param_groups)
+        for i in foreign:
+            settings.check_group(self.param_groups[i], i)
+        if rng is not None:
+            self._noise.restore(rng)
         super().load_state_dict(saved)
-        self._noise.restore(rng)
         for i in foreign:
             group = self.param_groups[i]
-            self._place(i, group)
             checkpoint.adopt_momenta(group, settings.names(group, i), self.state, self._noise)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -277,18 +286,27 @@ class Langevin(Optimizer):
 class _Part:
     """Tensors of one group that take the same word of letters this step."""
 
+    i: int
     group: Group
     constraint: Constraint
     scheme: Scheme
     word: tuple[Substep, ...]
     params: list[Tensor]
-    names: list[str]
     fresh: list[Tensor]
 
     def __post_init__(self) -> None:
         self.grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
         self.forces: list[Tensor] = []
         self.home = self.work = Phase([])
+
+    def names(self, members: list[Tensor]) -> list[str]:
+        """What to call some of the parameters: looked up only where it may be needed."""
+        return settings.names_of(self.group, self.i, members)
+
+    def check_fresh(self) -> None:
+        """Weights may have changed since the optimizer was built: can they still be placed?"""
+        if self.fresh:
+            self.constraint.check([p.detach() for p in self.fresh], self.names(self.fresh))
 
     def finish(self) -> None:
         """Round the working copy (if there is one) back into the weights and state."""
@@ -299,6 +317,15 @@ class _Part:
             self.group["started"] = True
 
 
-def _sums(grads: list[Tensor]) -> list[float]:
-    """One number a tensor that is NaN or Inf if any entry is (or if the sum overflows)."""
-    return [g.sum(dtype=torch.float32 if g.dtype.itemsize < 4 else None).item() for g in grads]
+def _dof(params: list[Tensor], constraint: Constraint) -> int:
+    """Degrees of freedom: parameters less constraints."""
+    q = [p.detach() for p in params]
+    return sum(t.numel() for t in q) - constraint.constraints(q)
+
+
+def _finite(grads: list[Tensor]) -> bool:
+    """Whether the sum of all norms is finite: one number to wait for a device. An overflow says no."""
+    devices: dict[torch.device, list[Tensor]] = {}
+    for norm in torch._foreach_norm(grads):
+        devices.setdefault(norm.device, []).append(norm)
+    return all(math.isfinite(torch.stack(norms).sum().item()) for norms in devices.values())

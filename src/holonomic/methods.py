@@ -1,8 +1,9 @@
 """The literature's names, each a few settings of `Langevin`.
 
 ``od`` methods are overdamped (Euler-Maruyama, no momentum; ``lr`` is the papers' h), ``ud`` methods
-underdamped (``lr`` is h**2: use `holonomic.from_paper`). ``where`` says which weights are constrained:
-a glob, a list of globs, or a dictionary from glob to radius. Other settings go to `Langevin`.
+underdamped (``lr`` is h**2: use `holonomic.from_paper`). All weights are constrained (biases and norms
+are not), or those that ``where`` names by globs, or the globs of a dictionary of radii. Other settings
+go to `Langevin`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

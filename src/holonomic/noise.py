@@ -1,9 +1,14 @@
 """The optimizer's own source of normal numbers: apart from torch's global one, and saved with it."""
 
+import warnings
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
 import torch
 from torch import Tensor
 
-_KEY = "rng_state."
+from holonomic.errors import CheckpointError, SettingError
 
 
 class Noise:
@@ -17,6 +22,7 @@ class Noise:
         self._seed = seed
         self._generators: dict[str, torch.Generator] = {}
         if generator is not None:
+            self._seed = generator.initial_seed()  # for a device that it cannot serve
             self._generators[str(generator.device)] = generator
 
     def on(self, device: torch.device) -> torch.Generator:
@@ -32,16 +38,147 @@ class Noise:
         """Independent standard normal numbers in the shape of a tensor."""
         return torch.empty_like(tensor).normal_(generator=self.on(tensor.device))
 
-    def state(self) -> dict[str, Tensor]:
-        """The state of every generator, by a key that names its device."""
-        return {_KEY + device: g.get_state() for device, g in self._generators.items()}
+    def state(self, devices: Iterable[torch.device] = ()) -> dict[str, Any]:
+        """The seed and, by device, the state of every generator.
 
-    def restore(self, state: dict[str, Tensor]) -> None:
+        The entries of ``devices`` are always there, with a placeholder while no seed has been drawn:
+        distributed checkpoints read only what the state they load into has a place for."""
+        for device in devices if self._seed is not None else ():
+            self.on(device)
+        blank = {str(d): torch.Generator(d) for d in devices}
+        every = {**blank, **self._generators}
+        return {"seed": self._seed, **{key: g.get_state() for key, g in every.items()}}
+
+    def restore(self, state: dict[str, Any]) -> None:
         """Continue every stream where ``state`` left it."""
+        if "seed" not in state:
+            raise CheckpointError(
+                "the checkpoint has the noise of replicas; build the optimizer with Replicas.noise()."
+            )
+        if state["seed"] is None:
+            return  # saved before there was any noise to continue
+        self._seed = int(state["seed"])
+        for generator in self._generators.values():
+            generator.manual_seed(self._seed)
         for key, value in state.items():
-            self.on(torch.device(key.removeprefix(_KEY))).set_state(value.cpu())
+            if key != "seed":
+                try:
+                    generator = self.on(torch.device(key))
+                except RuntimeError:
+                    warnings.warn(
+                        f"the checkpoint has noise of the device {key}, which is not here; another "
+                        f"device starts a new stream from the same seed.",
+                        stacklevel=3,
+                    )
+                    continue
+                set_state(generator, value)
 
-    @staticmethod
-    def owns(key: str) -> bool:
-        """Whether an entry of a saved group is a generator's state."""
-        return key.startswith(_KEY)
+
+def set_state(generator: torch.Generator, state: Tensor) -> None:
+    """Through a copy: torch (2.13) crashes if the state is a view into a larger tensor."""
+    generator.set_state(state.cpu().clone())
+
+
+class ReplicaNoise(Noise):
+    """Noise for stacked tensors (n, ...): one independent stream a replica.
+
+    A replica's numbers depend on its seed and on what it has drawn before, never on how many others
+    there are. They are drawn in blocks, by two threads, the next block while this one is in use.
+    """
+
+    #: Numbers a replica draws at once; a tensor larger than this makes blocks of its own size.
+    BLOCK = 1 << 15
+
+    def __init__(self, seeds: list[int], device: torch.device | str = "cpu") -> None:
+        super().__init__()
+        self._device = torch.device(device)
+        self._streams = [torch.Generator(self._device).manual_seed(s) for s in seeds]
+        self._pool: ThreadPoolExecutor | None = None
+        self._width = self._cursor = 0
+        self._block = torch.empty(0)
+        self._origin = [g.get_state() for g in self._streams]  # where the block in use began
+        self._next: tuple[Tensor, list[Tensor], list[Future[None]]] | None = None
+
+    def on(self, device: torch.device) -> torch.Generator:
+        raise SettingError(
+            "the noise of replicas has no single generator; initialize weights before stacking them."
+        )
+
+    def like(self, tensor: Tensor) -> Tensor:
+        n = len(self._streams)
+        if tensor.shape[:1] != (n,) or tensor.device != self._device:
+            raise SettingError(
+                f"noise for {n} replicas on {self._device} was asked for a tensor of shape "
+                f"{tuple(tensor.shape)} on {tensor.device}; every tensor of the optimizer must be "
+                f"stacked over the replicas."
+            )
+        size = tensor[0].numel()
+        if self._cursor + size > self._width:
+            self._refill(size)
+        drawn = self._block[:, self._cursor : self._cursor + size]
+        self._cursor += size
+        return drawn.view(tensor.shape).to(tensor.dtype)
+
+    def _refill(self, size: int) -> None:
+        width = max(self.BLOCK, size, self._width)
+        if width != self._width:
+            self._width = width
+            self._rewind_prefetch()
+        if self._next is None:
+            self._prefetch()
+        assert self._next is not None
+        spare, origin, pending = self._next
+        for future in pending:
+            future.result()
+        self._block, self._origin, self._cursor = spare, origin, 0
+        self._prefetch()
+
+    def _prefetch(self) -> None:
+        """Start drawing the next block."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(2, thread_name_prefix="noise")
+        block = torch.empty(len(self._streams), self._width, device=self._device)
+        origin = [g.get_state() for g in self._streams]
+        halves = [range(k, len(self._streams), 2) for k in (0, 1)]
+        pending = [self._pool.submit(self._fill, block, half) for half in halves]
+        self._next = (block, origin, pending)
+
+    def _fill(self, block: Tensor, replicas: range) -> None:
+        for i in replicas:
+            block[i].normal_(generator=self._streams[i])
+
+    def _rewind_prefetch(self) -> None:
+        """Give back a block that was drawn ahead and never used."""
+        if self._next is not None:
+            _, origin, pending = self._next
+            for future in pending:
+                future.result()
+            for g, state in zip(self._streams, origin, strict=True):
+                g.set_state(state)
+            self._next = None
+
+    def state(self, devices: Iterable[torch.device] = ()) -> dict[str, Any]:
+        place = torch.tensor([self._width, self._cursor])
+        return {"streams": torch.stack(self._origin), "place": place}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if "streams" not in state:
+            raise CheckpointError(
+                "the checkpoint has the noise of a single run, not of replicas; build the optimizer "
+                "with a seed."
+            )
+        streams = state["streams"]
+        if len(streams) != len(self._streams):
+            raise CheckpointError(
+                f"the checkpoint has noise for {len(streams)} replicas, and there are "
+                f"{len(self._streams)}; build as many."
+            )
+        self._rewind_prefetch()
+        for g, saved in zip(self._streams, streams, strict=True):
+            set_state(g, saved)
+        self._origin = [g.get_state() for g in self._streams]
+        width, cursor = map(int, state["place"].tolist())
+        self._width, self._cursor = width, width
+        if width:
+            self._refill(width)
+            self._cursor = cursor

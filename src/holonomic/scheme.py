@@ -8,9 +8,10 @@ A letter that occurs n times takes 1/n of the step each time, so ``"BAOAB"`` has
 ``"EM"`` (Euler-Maruyama) and ``"LM"`` (averaged noise) are the overdamped schemes, without momentum.
 
 A training loop gives one gradient a step, at the position where the step starts. So a scheme runs
-from just after its last A: ``ABO`` as its cyclic shift ``BOA``, ``BAOAB`` as ``BBAOA``, the two half
-kicks merged to a whole one. The letters moved to the front belong to the step before; the very first
-step has none before it and leaves them out (half a kick for BAOAB), unless no kick would be left.
+from just after the A that comes before its kicks: ``ABO`` as its cyclic shift ``BOA``, ``ABOBA`` as
+``BOBAA``, ``BAOAB`` as ``BBAOA``, equal neighbours merged to a whole. The letters moved to the front
+belong to the step before; the very first step has none before it and leaves them out (half a kick
+for BAOAB), unless no kick would be left.
 """
 
 from dataclasses import dataclass
@@ -56,11 +57,10 @@ def parse(letters: str) -> Scheme:
         whole = (Substep(letters, 1.0),)
         return Scheme(letters, whole, whole)
     _validate(letters)
-    cut = letters.rindex("A") + 1
+    cut = _before_kicks(letters)
     head, tail = letters[:cut], letters[cut:]
     steady = tail + head
     first = head if "B" in head else steady
-    _one_gradient(letters, steady)
     return Scheme(letters, _substeps(first, letters), _substeps(steady, letters))
 
 
@@ -85,14 +85,18 @@ def _validate(letters: str) -> None:
             raise SettingError(f"scheme {letters!r} has no {letter}: {remedy}.")
 
 
-def _one_gradient(letters: str, steady: str) -> None:
-    kicked_runs = sum("B" in run for run in steady.split("A"))
-    if kicked_runs > 1:
+def _before_kicks(letters: str) -> int:
+    """The place just after an A, from where the kicks come before anything moves again."""
+    after = [i + 1 for i, letter in enumerate(letters) if letter == "A"]
+    runs = {cut: (letters[cut:] + letters[:cut]).split("A")[0] for cut in after}
+    kicked = [cut for cut, run in runs.items() if "B" in run]
+    if len(kicked) > 1:
         raise SettingError(
-            f"scheme {letters!r} kicks at {kicked_runs} positions, so it needs {kicked_runs} "
+            f"scheme {letters!r} kicks at {len(kicked)} positions, so it needs {len(kicked)} "
             f"gradients a step and a training loop gives one; keep the B's together between two "
             f"A's (the end joins the beginning), as in 'BAOAB' or 'ABOBA'."
         )
+    return kicked[0]
 
 
 def _substeps(word: str, letters: str) -> tuple[Substep, ...]:

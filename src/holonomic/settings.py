@@ -1,6 +1,8 @@
 """Reading and checking parameter groups: every refusal names the thing, its value and the remedy."""
 
 import math
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from holonomic.errors import SettingError
 from holonomic.scheme import parse
 
 NONFINITE = ("raise", "skip", "allow")
+UNSUPPORTED = ("capturable", "differentiable", "fused", "nesterov", "dampening")
 
 Group = dict[str, Any]
 
@@ -47,7 +50,7 @@ def moving(group: Group, i: int) -> list[Tensor]:
     """The parameters that have a gradient; all of them, if one constraint links them."""
     params: list[Tensor] = [p for p in group["params"] if p.grad is not None]
     for p in params:
-        if p.grad is not None and p.grad.is_sparse:
+        if p.grad is not None and p.grad.layout is not torch.strided:
             name = names_of(group, i, [p])[0]
             raise SettingError(
                 f"the gradient of {name!r} is sparse, which Langevin does not support; use dense "
@@ -62,6 +65,10 @@ def listed(group: Group, existing: list[Group]) -> Group:
     """The new group with its parameters as a list; raises if it is empty or repeats a parameter."""
     here = len(existing)
     params = group.get("params", [])
+    if isinstance(params, set):
+        raise SettingError(
+            f"parameter group {here} is a set, whose order changes from run to run; give a list."
+        )
     params = [params] if isinstance(params, Tensor) else list(params)
     if not params:
         raise SettingError(
@@ -82,6 +89,19 @@ def listed(group: Group, existing: list[Group]) -> Group:
             )
         owner[id(p)] = (name, here)
     return {**group, "params": params}
+
+
+def check_keys(group: Group, i: int, known: Iterable[str]) -> None:
+    """Settings that would be ignored in silence: those of other optimizers, and misspelt ones."""
+    reject(**{flag: group.get(flag) for flag in UNSUPPORTED})
+    for key in ("seed", "generator"):
+        if key in group:
+            raise SettingError(f"group {i}: {key} is for all groups; give it to Langevin itself.")
+    known = [*known, "params"]
+    for key in group:
+        similar = get_close_matches(key, known, n=1, cutoff=0.85)
+        if key not in known and similar:
+            raise SettingError(f"group {i} has the unknown setting {key!r}; write {similar[0]!r}.")
 
 
 def check_group(group: Group, i: int) -> None:
@@ -114,7 +134,7 @@ def check_group(group: Group, i: int) -> None:
 
 def check_values(group: Group, i: int) -> None:
     """The numbers of a group, which a schedule may change between steps."""
-    lr, mu, tau = (float(group[key]) for key in ("lr", "momentum", "temperature"))
+    lr, mu, tau = (_number(group, key, i) for key in ("lr", "momentum", "temperature"))
     if not (math.isfinite(lr) and lr >= 0):
         raise SettingError(f"group {i}: lr is {lr}; it must be a finite number >= 0.")
     if not 0 <= mu <= 1:
@@ -125,7 +145,15 @@ def check_values(group: Group, i: int) -> None:
         raise SettingError(
             f"group {i}: temperature is {tau}; it must be a finite number >= 0 (0 is no noise)."
         )
-    if not (math.isfinite(group["weight_decay"]) and group["weight_decay"] >= 0):
-        raise SettingError(
-            f"group {i}: weight_decay is {group['weight_decay']}; it must be a finite number >= 0."
-        )
+    decay = _number(group, "weight_decay", i)
+    if not (math.isfinite(decay) and decay >= 0):
+        raise SettingError(f"group {i}: weight_decay is {decay}; it must be a finite number >= 0.")
+
+
+def _number(group: Group, key: str, i: int) -> float:
+    value = group[key]
+    if isinstance(value, float):
+        return value
+    if isinstance(value, str | None) or (isinstance(value, Tensor) and value.numel() != 1):
+        raise SettingError(f"group {i}: {key} is {value!r}; it must be one number.")
+    return float(value)

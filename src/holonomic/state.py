@@ -39,11 +39,16 @@ def needed(constraint: Constraint, scheme: Scheme) -> list[str]:
 def missing(
     params: list[Tensor], constraint: Constraint, scheme: Scheme, state: State
 ) -> list[Tensor]:
-    """The parameters that have no (or not all) state yet."""
+    """The parameters that have no (or not all) state yet.
+
+    One that needs none has an empty entry: distributed checkpoints ask for one a parameter."""
     keys = [(name, KEYS[name]) for name in needed(constraint, scheme)]
     new = []
     for i, p in enumerate(params):
-        held = state.get(p, ())
+        held = state.get(p)
+        if held is None:
+            new.append(p)
+            continue
         for name, key in keys:
             if key not in held and not (constraint.joint and i and name in _SLACK):
                 new.append(p)
@@ -76,11 +81,15 @@ def create(
     q = [p.detach() for p in params]
     constraint.place_(q, names)
     xi = constraint.slacks(q)
+    constraint.unstick_(xi)
     fresh = {"v": [torch.zeros_like(t, memory_format=torch.preserve_format) for t in q]}
     fresh.update(xi=xi, eta=[torch.zeros_like(t) for t in xi])
     lists = needed(constraint, scheme)
+    for p in params:
+        state.setdefault(p, {})
     if "R" in lists:
-        fresh["R"], fresh["S"] = draw(q, xi, noise)
+        # Kept beyond this step: a copy, because a source may hand out parts of its own buffer.
+        fresh["R"], fresh["S"] = ([t.clone() for t in ts] for ts in draw(q, xi, noise))
     for name in lists:
         for p, t in zip(params, fresh[name], strict=False):  # joint slack belongs to the first
             state[p].setdefault(KEYS[name], t)

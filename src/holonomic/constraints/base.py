@@ -13,6 +13,7 @@ place. The default methods are those of flat space; a new constraint overrides w
 import math
 from collections.abc import Sequence
 from dataclasses import fields
+from numbers import Real
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 from holonomic.errors import ConstraintError, SettingError
 from holonomic.phase import Phase, squared_norm
 
-#: Weights on or beyond the bound of an inequality start this fraction inside it: at the bound itself
+#: Weights beyond the bound of an inequality are placed this fraction inside it: at the bound itself
 #: the slack is 0, its force too, and without noise such a weight would never move again.
 MARGIN = 1 / 256
 
@@ -50,9 +51,14 @@ class Constraint:
         return False
 
     def spec(self) -> dict[str, Any]:
-        """Plain values that define the manifold, for checkpoints (how weights got there is left out)."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "init"}  # type: ignore[arg-type]
-        return {"type": type(self).__name__, **values}
+        """Plain values that define the manifold, for checkpoints; how weights get there is left out.
+        Tensors are copies: a checkpoint that is read in place must not write into the constraint."""
+        spec: dict[str, Any] = {"type": type(self).__name__}
+        for f in fields(self):  # type: ignore[arg-type]
+            if f.name not in ("init", "max_iterations"):
+                value = getattr(self, f.name)
+                spec[f.name] = value.clone() if isinstance(value, Tensor) else value
+        return spec
 
     def check(self, q: Sequence[Tensor], names: Sequence[str]) -> None:
         """Raise if these tensors cannot carry the constraint; change nothing."""
@@ -65,11 +71,19 @@ class Constraint:
     def place_(
         self, q: Sequence[Tensor], names: Sequence[str], generator: torch.Generator | None = None
     ) -> None:
-        """Put weights on the manifold as `init` says, in place; weights already there stay bit for bit."""
+        """Put weights on the manifold as `init` says, in place; weights already there stay bit for bit.
+
+        New weights are drawn only if a generator is given; without one, this is the nearest point."""
 
     def slacks(self, q: Sequence[Tensor]) -> list[Tensor]:
         """Slack variables (the non-negative ones) that go with q; [] if the constraint has none."""
         return []
+
+    def unstick_(self, xi: Sequence[Tensor]) -> None:
+        """Give weights that start at the bound itself a slack they can move with.
+
+        The weights stay as they are, because a run that is resumed has such weights too; the first
+        motion brings weight and slack back to the manifold together."""
 
     # ------------------------------------------------------------------ moving
     def kick_(self, x: Phase, g: Sequence[Tensor], c: float) -> None:
@@ -82,7 +96,7 @@ class Constraint:
         """O: v <- mu v + sigma R (and the slack's momentum with S); `settle_` follows."""
         for v, noise in ((x.v, R), (x.eta, S)):
             if v:
-                torch._foreach_mul_(v, mu)
+                torch._foreach_mul_(v, _factor(mu, v))
                 if noise:
                     torch._foreach_add_(v, noise, alpha=sigma)
 
@@ -143,6 +157,13 @@ class Free(Constraint):
 
 
 # ---------------------------------------------------------------------- shared by the constraints
+def _factor(mu: float, v: list[Tensor]) -> Any:
+    """On a CPU a foreach product rounds a number to the tensors' precision first (a momentum of 0.9
+    to 0.8984 in bfloat16), which a plain product, and a tensor, are spared."""
+    low = any(t.dtype.itemsize < 4 and t.device.type == "cpu" for t in v)
+    return torch.tensor(mu, dtype=torch.float64) if low else mu
+
+
 def check_options(c: Constraint) -> None:
     if c.init not in c.inits:
         raise SettingError(
@@ -154,15 +175,23 @@ def check_options(c: Constraint) -> None:
         )
 
 
-def check_radius(owner: str, radius: Radius) -> None:
-    values = torch.as_tensor(radius)
-    if values.numel() == 0 or not bool(((values > 0) & values.isfinite()).all()):
-        worst = "empty" if values.numel() == 0 else f"{values.double().min().item():g}"
-        shown = f"{radius}" if isinstance(radius, float | int) else f"a tensor with minimum {worst}"
+def check_radius(c: Constraint, radius: Radius) -> None:
+    """Raise unless a radius is positive and finite; keep it as a float, or as a tensor of its own."""
+    owner = type(c).__name__
+    if not isinstance(radius, Tensor | Real) or isinstance(radius, bool):
+        raise SettingError(f"{owner}: radius is {radius!r}; give a number or a tensor.")
+    values = radius.detach().clone() if isinstance(radius, Tensor) else torch.tensor(float(radius))
+    right = (values > 0) & values.isfinite()
+    if values.numel() == 0 or not bool(right.all()):
+        shown = "an empty tensor" if values.numel() == 0 else f"{values[~right][0].item():g}"
+        if values.numel() > 1:
+            shown = f"a tensor with {int((~right).sum())} such entries as {shown}"
         raise SettingError(
             f"{owner}: radius is {shown}; it must be positive and finite (a bound of 0 would freeze "
             f"the weights: leave them out of the optimizer instead)."
         )
+    kept = values if isinstance(radius, Tensor) else float(radius)
+    object.__setattr__(c, "radius", kept)  # the dataclass is frozen for everyone else
 
 
 def require_dims(c: Constraint, q: Tensor, name: str, least: int, remedy: str) -> None:
@@ -174,9 +203,18 @@ def require_dims(c: Constraint, q: Tensor, name: str, least: int, remedy: str) -
         )
 
 
+def opened(xi: Tensor, r: float | Tensor) -> Tensor:
+    """Slack of length r, where the weight is at the bound r: that of a weight `MARGIN` inside it."""
+    closed = xi <= (2 * torch.finfo(xi.dtype).eps) ** 0.5 * r
+    return torch.where(closed, (2 * MARGIN) ** 0.5 * r, xi)
+
+
 def tolerance(dtype: torch.dtype) -> float:
-    """Below this, relative, weights count as being on the manifold already."""
-    return 100 * torch.finfo(dtype).eps
+    """Below this, relative, weights count as being on the manifold already.
+
+    Rounding every weight by at most eps/2 moves a norm or a Gram matrix by at most eps; the factor
+    100 leaves room for the sums, which low precision (computed in float32) does not need."""
+    return torch.finfo(dtype).eps * (100 if dtype.itemsize >= 4 else 1)
 
 
 def require_on_manifold(c: Constraint, name: str, misfit: float, dtype: torch.dtype) -> None:

@@ -14,8 +14,10 @@ from holonomic.constraints.base import (
     check_options,
     check_radius,
     largest,
+    opened,
     require_finite,
     require_on_manifold,
+    tolerance,
 )
 from holonomic.errors import ConstraintError
 from holonomic.phase import Phase, squared_norm
@@ -35,8 +37,8 @@ class Circle(Constraint):
     projection. EM takes the free step in theta and xi, then scales the pair to length r (4.47, but
     with the right quadrant).
 
-    ``init="nearest"`` clamps weights to the bound, less a margin of r/256; ``"error"`` raises if a
-    weight lies outside.
+    ``init="nearest"`` puts weights that lie outside on the bound, less a margin of r/256;
+    ``"error"`` raises if there are any.
     """
 
     radius: Radius
@@ -47,7 +49,7 @@ class Circle(Constraint):
 
     def __post_init__(self) -> None:
         check_options(self)
-        check_radius("Circle", self.radius)
+        check_radius(self, self.radius)
 
     @property
     def has_slack(self) -> bool:
@@ -89,15 +91,18 @@ class Circle(Constraint):
         if self.init == "error":
             return
         for t in q:
-            bound = self._r(t) * (1 - MARGIN)
-            if isinstance(bound, Tensor):
-                t.copy_(torch.minimum(torch.maximum(t, -bound), bound))
-            else:
-                t.clamp_(-bound, bound)
+            work = t.float() if t.dtype.itemsize < 4 else t
+            r = self._r(work)
+            beyond = work.abs() > r * (1 + tolerance(t.dtype))
+            t.copy_(torch.where(beyond, work.sign() * (r * (1 - MARGIN)), work))
 
     def slacks(self, q: Sequence[Tensor]) -> list[Tensor]:
         rs = self._rs(q)
         return [((r - t) * (r + t)).clamp_(min=0).sqrt_() for t, r in zip(q, rs, strict=True)]
+
+    def unstick_(self, xi: Sequence[Tensor]) -> None:
+        for t in xi:
+            t.copy_(opened(t, self._r(t)))
 
     # ------------------------------------------------------------------ moving
     def kick_(self, x: Phase, g: Sequence[Tensor], c: float) -> None:

@@ -1,7 +1,7 @@
 """Any g(q) = 0 the user writes, over all tensors of a group; or c(q) <= 0 through slack variables."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -137,7 +137,8 @@ class LevelSet(Constraint):
         c = system.g(z)
         if not self.inequality:
             system.require_rank(z, names)
-            new, failed = system.nearest(z)
+            # Once, and perhaps from afar: patience costs little here.
+            new, failed = replace(system, cap=20 * self.max_iterations).nearest(z)
             return None if bool(failed.any()) else new
         target = torch.where(c > 0, -c / 128, c)  # a little inside, where the slack is not 0
         for _ in range(self.max_iterations):
@@ -227,8 +228,7 @@ class _System:
 
         def update(multipliers: Tensor) -> Tensor:
             y = b - along(multipliers)
-            step, _ = torch.linalg.solve_ex(self.J(y) @ J0.mT, self.g(y).unsqueeze(-1))
-            return multipliers + step.squeeze(-1)
+            return multipliers + _solve(self.J(y) @ J0.mT, self.g(y))
 
         multipliers, failed = self._iterate(update, torch.zeros_like(J0[..., 0]), z, along)
         normal = along(multipliers)
@@ -243,11 +243,10 @@ class _System:
 
         def update(y: Tensor) -> Tensor:
             J = self.J(y)
-            rhs = self.g(y).unsqueeze(-1) + J @ (b - y).unsqueeze(-1)
-            step, _ = torch.linalg.solve_ex(J @ J.mT, rhs)
-            return b - (J.mT @ step).squeeze(-1)
+            rhs = self.g(y) + (J @ (b - y).unsqueeze(-1)).squeeze(-1)
+            return b - (J.mT @ _solve(J @ J.mT, rhs).unsqueeze(-1)).squeeze(-1)
 
-        return self._iterate(update, b, b, lambda move: move)
+        return self._iterate(update, b, b, lambda move: move, damped=True)
 
     def _iterate(
         self,
@@ -255,23 +254,35 @@ class _System:
         y: Tensor,
         size: Tensor,
         along: Callable[[Tensor], Tensor],
+        damped: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Repeat until the weights of a row, of size ``size``, move no more than rounding moves them
-        (``along`` turns a change of y into one of the weights); also which rows never stopped."""
+        (``along`` turns a change of y into one of the weights); also which rows were far from that
+        to the last.
+
+        ``damped`` goes less far in a row whose moves grow: the search for the nearest point swings
+        about it if it is farther away than the radius of curvature there."""
         eps = torch.finfo(y.dtype).eps
         scale = size.abs().amax(1, keepdim=True)
-        done = torch.zeros_like(scale, dtype=torch.bool)
+        pace = torch.ones_like(scale)
+        done, swung = torch.zeros_like(scale, dtype=torch.bool), torch.zeros_like(scale).bool()
         last = torch.full_like(scale, torch.inf)
         for _ in range(self.cap):
             new = update(y)
             moved = along(new - y).abs().amax(1, keepdim=True)
+            small = moved <= eps**0.5 * scale
+            if damped:
+                swung |= (moved > last) & ~small
+                pace = torch.where(swung & (moved > last), pace / 2, (1.3 * pace).clamp(max=1))
+                new = torch.where(pace < 1, y + pace * (new - y), new)
             y = torch.where(done, y, new)
-            stalled = (moved >= last) & (moved <= eps**0.5 * scale)
+            stalled = (moved >= last) & small & ~swung
             done |= (moved <= 4 * eps * scale) | stalled
             if bool((done | ~torch.isfinite(moved)).all()):
                 break
             last = moved
-        return y, ~done
+        # The moves left are along the manifold: off it the error is their square.
+        return y, ~(done | small)
 
     def tangent(self, z: Tensor, w: Tensor, names: Sequence[str]) -> Tensor:
         """w - J^T (J J^T)^-1 J w."""
@@ -297,6 +308,13 @@ class _System:
                 f"symmetric matrix keep one triangle), and start away from points where fn is flat."
             )
         return L
+
+
+def _solve(A: Tensor, rhs: Tensor) -> Tensor:
+    """A^-1 rhs; 0 where rhs is 0, though A be singular: a point that fits need not move, and
+    `tangent` says what is wrong with it."""
+    step, _ = torch.linalg.solve_ex(A, rhs.unsqueeze(-1))
+    return torch.where((rhs == 0).all(-1, keepdim=True), 0.0, step.squeeze(-1))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -31,7 +31,7 @@ class Orthogonal(Constraint):
     with the symmetric M that makes Q'^T Q' = I, found by the quasi-Newton iteration (4.55), which in
     terms of M needs s x s products only:
 
-        M <- M + F/2,   F = G - C^T M - M C + M M,   G = B^T B - I,  C = Q^T B,  B = Q - lr V.
+        M <- M + F/2,   F = G - T - T^T,   T = (C - M/2)^T M,   G = B^T B - I,   C = Q^T B,   B = Q - lr V.
 
     EM is the same projection after the free step (Algorithm 4.1). The iteration stops on its own
     residual F, after ``max_iterations`` at the latest; a matrix whose step was too large for it
@@ -113,13 +113,14 @@ class Orthogonal(Constraint):
         self, q: Sequence[Tensor], names: Sequence[str], generator: torch.Generator | None = None
     ) -> None:
         for t in q:
-            if self.init == "orthogonal":
-                tall = self._tall(torch.empty_like(t, dtype=torch.float32))
+            if self.init == "orthogonal" and generator is not None:
+                wide = torch.promote_types(t.dtype, torch.float32)
+                tall = self._tall(torch.empty_like(t, dtype=wide))
                 fresh = torch.empty_like(tall).reshape(-1, *tall.shape[-2:])
                 for matrix in fresh:
                     torch.nn.init.orthogonal_(matrix, generator=generator)
                 self._put(t, fresh.reshape(tall.shape))
-            elif self.init == "nearest" and self._misfit(t) > tolerance(t.dtype):
+            elif self.init != "error" and self._misfit(t) > tolerance(t.dtype):
                 self._put(t, _polar(self._tall(t.double())))
 
     # ------------------------------------------------------------------ moving
@@ -151,18 +152,18 @@ class Orthogonal(Constraint):
 
     def _back(self, B: Tensor, Q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project B on the manifold along Q (symmetric): the new Q, the part Q M, who failed."""
-        enough = 16 * torch.finfo(B.dtype).eps
+        enough = 16 * torch.finfo(B.dtype).eps  # and one update more, which is far below rounding
         G, C = _gram_error(B), Q.mT @ B
         F, M = G, torch.zeros_like(G)
+        failed = torch.ones_like(G[..., :1, :1], dtype=torch.bool)
         for _ in range(self.max_iterations):
             size = F.abs().amax((-2, -1), keepdim=True)
-            active = ~(size <= enough)
-            M = torch.where(active, M + F / 2, M)
-            if not bool((active & (size < 1e3)).any()):
+            M.addcmul_(F, failed / 2)  # a matrix that has converged no longer changes
+            failed &= ~(size <= enough)
+            if not bool((failed & (size < 1e3)).any()):
                 break
-            T = C.mT @ M
-            F = G - T - T.mT + M @ M
-        failed = ~(F.abs().amax((-2, -1), keepdim=True) <= enough)
+            T = torch.sub(C, M, alpha=0.5).mT @ M
+            F = torch.sub(G, T).sub_(T.mT)
         normal = Q @ M
         new = B - normal
         if bool(failed.any()):

@@ -13,6 +13,7 @@ from holonomic.constraints.base import (
     check_options,
     check_radius,
     largest,
+    opened,
     require_dims,
     require_finite,
     require_on_manifold,
@@ -48,7 +49,7 @@ class Sphere(Constraint):
 
     def __post_init__(self) -> None:
         check_options(self)
-        check_radius("Sphere", self.radius)
+        check_radius(self, self.radius)
         if isinstance(self.radius, Tensor) and self.radius.dim() > 1:
             raise SettingError(
                 f"Sphere: radius has shape {tuple(self.radius.shape)}; give one number, or a vector "
@@ -65,6 +66,12 @@ class Sphere(Constraint):
             require_dims(
                 self, t, name, least, "use Sphere(dim=None) for one vector, or Circle for entries"
             )
+            n = t.dim() - self.batch_dims
+            if self.dim is not None and not -n <= self.dim < n:
+                raise ConstraintError(
+                    f"Sphere on {name!r}: dim is {self.dim}, and the weights of shape "
+                    f"{tuple(t.shape)} have {n} dimensions; choose one of 0 to {n - 1}."
+                )
             rows = self._rows(t)
             if isinstance(self.radius, Tensor) and self.radius.numel() not in (1, rows):
                 raise ConstraintError(
@@ -93,13 +100,7 @@ class Sphere(Constraint):
 
     def _dim(self, t: Tensor) -> int:
         assert self.dim is not None
-        n = t.dim() - self.batch_dims
-        if not -n <= self.dim < n:
-            raise ConstraintError(
-                f"Sphere: dim is {self.dim}, and the weights of shape {tuple(t.shape)} have {n} "
-                f"dimensions; choose one of 0 to {n - 1}."
-            )
-        return self.dim % n
+        return self.dim % (t.dim() - self.batch_dims)
 
     def _rows(self, t: Tensor) -> int:
         return 1 if self.dim is None else t.shape[self.batch_dims + self._dim(t)]
@@ -137,7 +138,9 @@ class Sphere(Constraint):
             work = t.float() if t.dtype.itemsize < 4 else t
             norms = self._norm(work)
             if self.slack:
-                scale = (self._r(norms) * (1 - MARGIN) / norms).clamp(max=1)
+                r = self._r(norms)
+                beyond = norms > r * (1 + tolerance(t.dtype))
+                scale = torch.where(beyond, r * (1 - MARGIN) / norms, 1.0)
             else:
                 scale = self._r(norms) / norms
                 scale = torch.where((scale - 1).abs() <= tolerance(t.dtype), 1.0, scale)
@@ -150,6 +153,10 @@ class Sphere(Constraint):
             ((self._r(n) - n) * (self._r(n) + n)).clamp_(min=0).sqrt_()
             for n in (self._norm(t) for t in q)
         ]
+
+    def unstick_(self, xi: Sequence[Tensor]) -> None:
+        for t in xi:
+            t.copy_(opened(t, self._r(t)))
 
     # ------------------------------------------------------------------ moving
     def settle_(self, x: Phase) -> None:

@@ -1,0 +1,314 @@
+"""Many independent runs as one stacked model: one batched forward, one optimizer step."""
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from holonomic.constraints import Constraint
+from holonomic.errors import CheckpointError, SettingError
+from holonomic.groups import Rule, Settings
+from holonomic.groups import groups as groups_of
+from holonomic.noise import ReplicaNoise, set_state
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Penalty = Callable[[dict[str, Tensor]], Tensor]
+
+_INIT, _ORDER, _NOISE = 0, 1, 2  # what a replica's seeds are for
+
+
+def child_seed(seed: int, *path: int) -> int:
+    """A seed of its own for every path below ``seed``, statistically independent of the others."""
+    return int(np.random.SeedSequence(seed, spawn_key=path).generate_state(1, np.uint64)[0] >> 1)
+
+
+class Replicas:
+    """``n`` independent copies of a module, their parameters stacked along a new first dimension.
+
+    Replica i is what ``module_factory()`` makes under its own seed, and has its own data order
+    (`order`) and noise (`noise`). What happens to it does not depend on n, beyond rounding.
+
+        replicas = hm.Replicas(lambda: nn.Linear(2, 1), n=100, seed=0)
+        opt = hm.Langevin(replicas.groups({}), lr=0.1, temperature=1e-4, generator=replicas.noise())
+        for x, y in replicas.order(X, Y, batch_size=2):
+            replicas.backward(loss, x, y)
+            opt.step()
+        replicas[7]                                     # an ordinary module
+
+    Args:
+        module_factory: makes one module; its random numbers come from torch's global generator,
+            which is seeded for it and restored afterwards.
+        n: how many.
+        seed: seed of all replicas; replica i's seeds derive from (seed, first + i).
+        first: number of the first replica, to make replicas first ... first + n - 1 of a larger set.
+        compile: run the gradient through `torch.compile` (needs a C++ compiler).
+    """
+
+    def __init__(
+        self,
+        module_factory: Callable[[], nn.Module],
+        n: int,
+        seed: int = 0,
+        *,
+        first: int = 0,
+        compile: bool = False,
+    ) -> None:
+        if not isinstance(n, int) or n < 1:
+            raise SettingError(f"n is {n!r}; there must be at least one replica.")
+        self.n, self.seed, self.first = n, seed, first
+        self._compile = compile
+        modules = []
+        for i in range(n):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(child_seed(seed, _INIT, first + i))
+                modules.append(module_factory())
+        _check_modules(modules)
+        self.template = modules[0]
+        named = [dict(m.named_parameters()) for m in modules]
+        self._parameters = {
+            name: nn.Parameter(torch.stack([m[name].detach() for m in named]), p.requires_grad)
+            for name, p in named[0].items()
+        }
+        buffers = [dict(m.named_buffers()) for m in modules]
+        self._buffers = {name: torch.stack([b[name] for b in buffers]) for name in buffers[0]}
+        self._traced: dict[Any, Any] = {}
+
+    def __len__(self) -> int:
+        return self.n
+
+    # ------------------------------------------------------------------ parameters
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names of the module, each with its stacked parameter (n, ...)."""
+        yield from self._parameters.items()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The stacked parameters."""
+        yield from self._parameters.values()
+
+    def groups(self, rules: Mapping[Rule, Settings], **defaults: Any) -> list[dict[str, Any]]:
+        """`holonomic.groups` for the stack: rules as for one module, constraints a replica each."""
+        stacked = groups_of(self.template, rules, **defaults)
+        for group in stacked:
+            group["params"] = [(name, self._parameters[name]) for name, _ in group["params"]]
+            constraint = group.get("constraint")
+            if isinstance(constraint, Constraint):
+                group["constraint"] = replace(constraint, batch_dims=constraint.batch_dims + 1)  # type: ignore[type-var]
+        return stacked
+
+    def noise(self) -> ReplicaNoise:
+        """A stream of noise a replica: pass it to `Langevin` as ``generator``."""
+        device = next(self.parameters()).device
+        return ReplicaNoise([self._child(_NOISE, i) for i in range(self.n)], device)
+
+    def order(self, x: Tensor, y: Tensor, batch_size: int) -> "ReplicaOrder":
+        """Batches for every replica, each in its own random order (see `ReplicaOrder`)."""
+        return ReplicaOrder(x, y, batch_size, [self._child(_ORDER, i) for i in range(self.n)])
+
+    def _child(self, what: int, i: int) -> int:
+        return child_seed(self.seed, what, self.first + i)
+
+    # ------------------------------------------------------------------ evaluating
+    def __call__(self, x: Tensor) -> Tensor:
+        """Every replica on its own batch: (n, batch, ...) to (n, batch, ...), differentiable."""
+        self._check_batch("x", x)
+        return vmap(self._one)(self._parameters, self._buffers, x)
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, *, chunk: int = 8) -> Tensor:
+        """Every replica on the same inputs (batch, ...), or on its own (n, batch, ...) if there is
+        one dimension more; without gradients, ``chunk`` replicas at a time."""
+        own = x.dim() > 2 and len(x) == self.n
+        outputs = []
+        for start in range(0, self.n, chunk):
+            part = slice(start, start + chunk)
+            p = {k: v[part] for k, v in self._parameters.items()}
+            b = {k: v[part] for k, v in self._buffers.items()}
+            outputs.append(vmap(self._one, (0, 0, 0 if own else None))(p, b, x[part] if own else x))
+        return torch.cat(outputs)
+
+    def _one(self, parameters: Any, buffers: Any, x: Tensor) -> Tensor:
+        return functional_call(self.template, (parameters, buffers), (x,))
+
+    def backward(self, loss: Loss, x: Tensor, y: Tensor, penalty: Penalty | None = None) -> Tensor:
+        """Set the gradients of all replicas at once, and return their losses (n,).
+
+        ``loss(output, y)`` is the loss of one replica, ``penalty(parameters)`` is added to it. The
+        computation is traced once per shape and then replayed without Python or autograd in it.
+        """
+        self._check_batch("x", x)
+        self._check_batch("y", y)
+        key = (loss, penalty, x.shape, y.shape, x.dtype, y.dtype)
+        parameters = {k: p.detach() for k, p in self._parameters.items()}
+        if key not in self._traced:
+            self._traced[key] = self._trace(loss, penalty, parameters, x, y)
+        with torch.no_grad():
+            grads, losses = self._traced[key](parameters, self._buffers, x, y)
+        for name, p in self._parameters.items():
+            if p.requires_grad:
+                p.grad = grads[name]
+        return losses
+
+    def _trace(
+        self, loss: Loss, penalty: Penalty | None, p: dict[str, Tensor], x: Tensor, y: Tensor
+    ) -> Any:
+        def objective(p: dict[str, Tensor], b: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            value = loss(self._one(p, b, x), y)
+            return value if penalty is None else value + penalty(p)
+
+        stacked = vmap(grad_and_value(objective))
+        if self._compile:
+            return torch.compile(stacked)
+        return _simplified(make_fx(stacked, tracing_mode="fake")(p, self._buffers, x, y))
+
+    def _check_batch(self, name: str, t: Tensor) -> None:
+        if t.shape[:1] != (self.n,):
+            raise SettingError(
+                f"{name} has shape {tuple(t.shape)}, and its first dimension must be the {self.n} "
+                f"replicas; use `order` to draw batches, or `predict` for inputs they share."
+            )
+
+    # ------------------------------------------------------------------ taking out, saving
+    def __getitem__(self, i: int) -> nn.Module:
+        """Replica i as an ordinary module (a copy)."""
+        if not -self.n <= i < self.n:
+            raise IndexError(f"replica {i} of {self.n}")
+        module = deepcopy(self.template)
+        parts = {**self._parameters, **self._buffers}
+        module.load_state_dict({name: t[i].detach().clone() for name, t in parts.items()})
+        return module
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The stacked parameters and buffers."""
+        return {
+            name: t.detach().clone() for name, t in {**self._parameters, **self._buffers}.items()
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state_dict` gave, for as many replicas of the same module."""
+        mine = {**self._parameters, **self._buffers}
+        for name in [*mine, *(k for k in state if k not in mine)]:
+            if name not in mine or name not in state or mine[name].shape != state[name].shape:
+                have = tuple(mine[name].shape) if name in mine else "missing"
+                other = tuple(state[name].shape) if name in state else "missing"
+                raise CheckpointError(
+                    f"{name!r} is {have} here and {other} in the checkpoint; build the same module "
+                    f"as many times."
+                )
+        for name, t in mine.items():
+            t.copy_(state[name])
+
+
+class ReplicaOrder:
+    """One epoch of batches for every replica, each in its own random order, epoch after epoch.
+
+    Data of shape (N, ...) is shared; (n, N, ...) gives each replica its own. A last batch smaller
+    than the others is kept. Iterating goes through one epoch; `state_dict` (between epochs) resumes.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, batch_size: int, seeds: list[int]) -> None:
+        n = len(seeds)
+        self._own = y.dim() > 1 and len(y) == n and x.shape[:2] == y.shape[:2]
+        self._size = y.shape[1] if self._own else len(y)
+        if len(x) != len(y):
+            raise SettingError(f"x has {len(x)} rows and y has {len(y)}; they must go together.")
+        if not 1 <= batch_size <= self._size:
+            raise SettingError(
+                f"batch_size is {batch_size}; it must lie between 1 and the {self._size} data."
+            )
+        self._x, self._y, self.batch_size = x, y, batch_size
+        self._generators = [torch.Generator().manual_seed(s) for s in seeds]
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return -(-self._size // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        index = torch.stack([torch.randperm(self._size, generator=g) for g in self._generators])
+        index = index.to(self._x.device)
+        rows = torch.arange(len(index), device=index.device).unsqueeze(1)
+        x = self._x[rows, index] if self._own else self._x[index]
+        y = self._y[rows, index] if self._own else self._y[index]
+        for start in range(0, self._size, self.batch_size):
+            batch = slice(start, start + self.batch_size)
+            yield x[:, batch].contiguous(), y[:, batch].contiguous()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Where each replica's random order stands."""
+        return {"generators": torch.stack([g.get_state() for g in self._generators])}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state_dict`."""
+        for g, saved in zip(self._generators, state["generators"], strict=True):
+            set_state(g, saved)
+
+
+class RunningMean:
+    """The mean of predictions over samples along a trajectory (3.4), without keeping them.
+
+    >>> mean = RunningMean()
+    >>> mean.add(torch.tensor([0.0])); mean.add(torch.tensor([1.0]))
+    >>> mean.value, mean.count
+    (tensor([0.5000]), 2)
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._total: Tensor | None = None
+
+    def add(self, sample: Tensor) -> None:
+        """Count one more sample."""
+        total = sample.detach().double()
+        self._total = total if self._total is None else self._total + total
+        self.count += 1
+
+    @property
+    def value(self) -> Tensor:
+        """The mean so far."""
+        if self._total is None:
+            raise SettingError("no sample has been added yet, so there is no mean.")
+        return (self._total / self.count).float()
+
+
+def _simplified(graph: fx.GraphModule) -> fx.GraphModule:
+    """Take out what vmap leaves in: views of a tensor as itself, products with 1."""
+    aten = torch.ops.aten
+    views = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
+    for node in list(graph.graph.nodes):
+        source = node.args[0] if node.args else None
+        if not isinstance(source, fx.Node) or "val" not in source.meta:
+            continue
+        same_view = node.target in views and node.meta["val"].shape == source.meta["val"].shape
+        if same_view or (node.target is aten.mul.Scalar and node.args[1] == 1):
+            node.replace_all_uses_with(source)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+def _check_modules(modules: list[nn.Module]) -> None:
+    shapes = [{k: tuple(t.shape) for k, t in m.state_dict().items()} for m in modules]
+    if any(s != shapes[0] for s in shapes[1:]):
+        raise SettingError(
+            "module_factory makes modules of different shapes; they cannot be stacked."
+        )
+    if not shapes[0]:
+        raise SettingError("module_factory makes a module without parameters; nothing to train.")
+    for name, module in modules[0].named_modules():
+        what = f"{name or 'the module'!r} ({type(module).__name__})"
+        if getattr(module, "track_running_stats", False):
+            raise SettingError(
+                f"{what} keeps running statistics, which a stacked forward cannot update; use "
+                f"track_running_stats=False, GroupNorm or LayerNorm."
+            )
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            raise SettingError(
+                f"{what} draws random numbers from torch's global generator, so replicas would "
+                f"depend on each other; set p=0 (temperature is the noise here)."
+            )

@@ -1,0 +1,263 @@
+"""Stacked replicas are the single runs they stand for."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import holonomic as hm
+from holonomic.noise import ReplicaNoise
+
+X = torch.randn(40, 2, generator=torch.Generator().manual_seed(1))
+Y = (X[:, :1] * X[:, 1:] > 0).float()
+
+
+def net() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)
+    )
+
+
+def loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return ((output - y) ** 2).mean()
+
+
+RULES = {
+    "free": {},
+    "circle": {"0.weight": hm.Circle(0.7), "4.weight": hm.Circle(0.5)},
+    "sphere": {"0.weight": hm.Sphere(1.0), "2.weight": hm.Sphere(1.0, slack=False)},
+    "orthogonal": {"2.weight": hm.Orthogonal()},
+    "level set": {"0.bias": hm.LevelSet(lambda b: (b**2).sum() - 0.5)},
+}
+
+
+def trained(n: int, first: int, rules: str, scheme: str, temperature: float, steps: int = 200):
+    replicas = hm.Replicas(net, n, seed=3, first=first)
+    opt = hm.Langevin(
+        replicas.groups(RULES[rules]),
+        lr=0.01,
+        scheme=scheme,
+        temperature=temperature,
+        generator=replicas.noise(),
+    )
+    order = replicas.order(X, Y, 8)
+    done = 0
+    while done < steps:
+        for x, y in order:
+            replicas.backward(loss, x, y)
+            opt.step()
+            done += 1
+    return replicas, opt
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-4])
+@pytest.mark.parametrize("scheme", ["EM", "BAOAB"])
+@pytest.mark.parametrize("rules", RULES)
+def test_replica_of_eight_equals_the_same_run_alone(rules, scheme, temperature):
+    together, _ = trained(8, 0, rules, scheme, temperature)
+    alone, _ = trained(1, 5, rules, scheme, temperature)
+    for (name, many), (_, one) in zip(
+        together.named_parameters(), alone.named_parameters(), strict=True
+    ):
+        # Batched and single matrix products round differently, by about 1e-7 a step, and 200 steps
+        # of a smooth network do not amplify that by more than 50.
+        torch.testing.assert_close(many[5], one[0], atol=1e-5, rtol=1e-4, msg=name)
+        assert not torch.allclose(many[4], many[5], atol=1e-3)
+
+
+def test_gradients_are_those_of_the_modules_alone():
+    replicas = hm.Replicas(net, 3)
+    x, y = torch.randn(3, 7, 2), torch.randn(3, 7, 1)
+    losses = replicas.backward(loss, x, y)
+    for i in range(3):
+        module = replicas[i]
+        value = loss(module(x[i]), y[i])
+        value.backward()
+        torch.testing.assert_close(losses[i], value)
+        for (name, p), (_, stacked) in zip(
+            module.named_parameters(), replicas.named_parameters(), strict=True
+        ):
+            torch.testing.assert_close(stacked.grad[i], p.grad, atol=1e-6, rtol=1e-5, msg=name)
+    torch.testing.assert_close(replicas(x)[1], replicas[1](x[1]))
+    replicas(x).square().sum().backward()  # the differentiable call works too
+
+
+def test_a_penalty_is_added_to_every_replica():
+    replicas = hm.Replicas(net, 3)
+    x, y = torch.randn(3, 7, 2), torch.randn(3, 7, 1)
+    plain = replicas.backward(loss, x, y)
+    penalized = replicas.backward(loss, x, y, lambda p: (p["0.weight"] ** 2).sum())
+    extra = (dict(replicas.named_parameters())["0.weight"].detach() ** 2).sum((1, 2))
+    torch.testing.assert_close(penalized, plain + extra)
+
+
+def test_replicas_differ_and_are_reproducible():
+    a, b = hm.Replicas(net, 4, seed=0), hm.Replicas(net, 4, seed=0)
+    other = hm.Replicas(net, 4, seed=1)
+    for (_, p), (_, q), (_, r) in zip(
+        a.named_parameters(), b.named_parameters(), other.named_parameters(), strict=True
+    ):
+        assert torch.equal(p, q)
+        assert not torch.equal(p, r)
+        assert not torch.equal(p[0], p[1])
+    before = torch.get_rng_state()
+    hm.Replicas(net, 2)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_predict_shared_and_own_inputs():
+    replicas = hm.Replicas(net, 11)
+    shared = replicas.predict(X, chunk=4)
+    assert shared.shape == (11, 40, 1)
+    torch.testing.assert_close(shared[9], replicas[9](X))
+    own = torch.randn(11, 5, 2)
+    torch.testing.assert_close(replicas.predict(own, chunk=4)[7], replicas[7](own[7]))
+
+
+def test_order_goes_through_the_data_once_an_epoch_each_in_its_own_way():
+    replicas = hm.Replicas(net, 3)
+    numbers = torch.arange(10.0)
+    order = replicas.order(numbers.unsqueeze(1), numbers, 4)
+    assert len(order) == 3
+    epochs = [torch.cat([y for _, y in order], dim=1) for _ in range(2)]
+    for epoch in epochs:
+        for row in epoch:
+            assert torch.equal(row.sort().values, numbers)
+    assert not torch.equal(epochs[0][0], epochs[0][1])
+    assert not torch.equal(epochs[0], epochs[1])
+    own = torch.arange(30.0).reshape(3, 10)
+    rows = torch.cat([y for _, y in replicas.order(own.unsqueeze(2), own, 5)], dim=1)
+    assert torch.equal(rows.sort(1).values, own)
+
+
+def test_noise_of_a_replica_does_not_depend_on_the_others():
+    few, many = ReplicaNoise([11, 12]), ReplicaNoise([10, 11, 12])
+    for shape in ((5,), (300, 70), (2, 3), (40_000,), (7,)):
+        a = few.like(torch.empty(2, *shape)).clone()
+        b = many.like(torch.empty(3, *shape)).clone()
+        assert torch.equal(a, b[1:])
+
+
+def test_noise_is_standard_normal_and_independent():
+    noise = ReplicaNoise(list(range(8)))
+    drawn = torch.cat([noise.like(torch.empty(8, 5000)).clone() for _ in range(20)], dim=1).double()
+    n = drawn.shape[1]
+    # Means and second and fourth moments of n numbers have standard errors sqrt(1, 2, 96) / sqrt(n);
+    # 8 streams and a bound of 4.5 of them leave a chance of 2e-4 a line, at a fixed seed.
+    assert (drawn.mean(1).abs() < 4.5 / n**0.5).all()
+    assert ((drawn**2).mean(1) - 1).abs().max() < 4.5 * (2 / n) ** 0.5
+    assert ((drawn**4).mean(1) - 3).abs().max() < 4.5 * (96 / n) ** 0.5
+    correlation = drawn @ drawn.T / n - torch.diag((drawn**2).mean(1))
+    assert correlation.abs().max() < 4.5 / n**0.5
+    lagged = (drawn[:, 1:] * drawn[:, :-1]).mean(1)
+    assert lagged.abs().max() < 4.5 / n**0.5
+
+
+def test_noise_resumes_in_the_middle_of_a_block():
+    noise = ReplicaNoise([1, 2])
+    for _ in range(50):
+        noise.like(torch.empty(2, 999))
+    state = copy.deepcopy(noise.state())
+    expected = [noise.like(torch.empty(2, 999)).clone() for _ in range(80)]
+    fresh = ReplicaNoise([7, 8])
+    fresh.restore(state)
+    for e in expected:
+        assert torch.equal(fresh.like(torch.empty(2, 999)), e)
+    with pytest.raises(hm.CheckpointError, match="2 replicas, and there are 3"):
+        ReplicaNoise([1, 2, 3]).restore(state)
+
+
+@pytest.mark.parametrize("scheme", ["EM", "LM", "BAOAB"])
+def test_a_stack_resumes_bit_for_bit(scheme):
+    def parts():
+        replicas = hm.Replicas(net, 3, seed=5)
+        opt = hm.Langevin(
+            replicas.groups(RULES["circle"]),
+            lr=0.01,
+            scheme=scheme,
+            temperature=1e-3,
+            generator=replicas.noise(),
+        )
+        return replicas, opt, replicas.order(X, Y, 8)
+
+    def epochs(n, replicas, opt, order):
+        for _ in range(n):
+            for x, y in order:
+                replicas.backward(loss, x, y)
+                opt.step()
+
+    whole = parts()
+    epochs(20, *whole)
+    begun = parts()
+    epochs(9, *begun)
+    saved = copy.deepcopy([part.state_dict() for part in begun])
+    resumed = parts()
+    for part, state in zip(resumed, saved, strict=True):
+        part.load_state_dict(state)
+    epochs(11, *resumed)
+    for (_, p), (_, q) in zip(
+        whole[0].named_parameters(), resumed[0].named_parameters(), strict=True
+    ):
+        assert torch.equal(p, q)
+
+
+def test_constraints_hold_in_every_replica():
+    replicas, opt = trained(6, 0, "orthogonal", "BAOAB", 1e-3)
+    w = dict(replicas.named_parameters())["2.weight"].detach()
+    error = (w.mT @ w - torch.eye(16)).abs().amax((1, 2))
+    assert error.max() < 1e-6  # the core's bound for float32
+    assert opt.report().groups[0].dof == 6 * (256 - 16 * 17 // 2)
+
+
+def test_running_mean_over_samples_and_replicas():
+    mean = hm.RunningMean()
+    with pytest.raises(hm.SettingError, match="no sample"):
+        _ = mean.value
+    replicas = hm.Replicas(net, 4)
+    for p in replicas.predict(X):
+        mean.add(p.sigmoid())
+    torch.testing.assert_close(mean.value, replicas.predict(X).sigmoid().mean(0))
+    assert mean.count == 4
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "running statistics"),
+        (lambda: nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), "'1' \\(Dropout\\).*set p=0"),
+        (lambda: nn.ReLU(), "without parameters"),
+        (lambda: nn.Linear(2, int(torch.randint(1, 99, ()))), "different shapes"),
+    ],
+)
+def test_modules_that_cannot_be_stacked(factory, message):
+    with pytest.raises(hm.SettingError, match=message):
+        hm.Replicas(factory, 5)
+
+
+def test_batch_norm_without_statistics_works():
+    replicas = hm.Replicas(
+        lambda: nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4, track_running_stats=False)), 3
+    )
+    x = torch.randn(3, 9, 2)
+    torch.testing.assert_close(replicas(x)[2], replicas[2](x[2]))
+
+
+def test_bad_input_is_named():
+    replicas = hm.Replicas(net, 3)
+    with pytest.raises(hm.SettingError, match="n is 0"):
+        hm.Replicas(net, 0)
+    with pytest.raises(hm.SettingError, match=r"x has shape \(40, 2\).*3 replicas"):
+        replicas(X)
+    with pytest.raises(hm.SettingError, match=r"y has shape"):
+        replicas.backward(loss, torch.zeros(3, 2, 2), torch.zeros(2, 1))
+    with pytest.raises(IndexError, match="replica 3 of 3"):
+        replicas[3]
+    with pytest.raises(hm.SettingError, match="batch_size is 41"):
+        replicas.order(X, Y, 41)
+    with pytest.raises(hm.SettingError, match="x has 40 rows and y has 39"):
+        replicas.order(X, Y[:-1], 4)
+    with pytest.raises(hm.CheckpointError, match=r"0.weight"):
+        replicas.load_state_dict({"0.weight": torch.zeros(1)})
+    with pytest.raises(hm.SettingError, match="must be stacked over the replicas"):
+        replicas.noise().like(torch.empty(4, 2))
