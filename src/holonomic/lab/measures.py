@@ -1,0 +1,102 @@
+"""What is measured of trained replicas: losses, and the shape of a decision boundary."""
+
+import contourpy
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, softplus
+
+from holonomic.replicas import Replicas
+
+Array = NDArray[np.float64]
+
+#: Metrics for which smaller is better.
+LESS_IS_BETTER = frozenset(
+    {"train_loss", "test_loss", "curvature_mean", "curvature_std", "curvature_max", "slope"}
+)
+
+
+def binary_loss(output: Tensor, y: Tensor) -> Tensor:
+    """Mean binary cross entropy of one replica; ``output`` holds logits, (batch, 1).
+
+    log(1 + e^z) - y z is what `binary_cross_entropy_with_logits` computes, in a third of the calls."""
+    z = output.squeeze(-1)
+    return (softplus(z) - y * z).mean()
+
+
+def evaluate(replicas: Replicas, x: Tensor, y: Tensor) -> tuple[Array, Array]:
+    """Every replica's loss and accuracy in percent on its own (n, N, 2) data."""
+    logits = replicas.predict(x).squeeze(-1)
+    loss = binary_cross_entropy_with_logits(logits, y, reduction="none").mean(1)
+    accuracy = 100 * ((logits > 0) == (y > 0.5)).float().mean(1)
+    return loss.double().numpy(), accuracy.double().numpy()
+
+
+def grid(half_width: float, points: int) -> tuple[Array, Tensor]:
+    """The axis and the points of a square grid around 0, row by row (y outer, x inner)."""
+    axis = np.linspace(-half_width, half_width, points)
+    x, y = np.meshgrid(axis, axis)
+    return axis, torch.tensor(np.stack([x.ravel(), y.ravel()], 1), dtype=torch.float32)
+
+
+@torch.no_grad()
+def logits_on_grid(
+    replicas: Replicas, i: int, half_width: float, points: int
+) -> tuple[Array, Array]:
+    """The axis and one replica's logits on the grid, in pieces that fit the cache."""
+    axis, xy = grid(half_width, points)
+    module = replicas[i]
+    return axis, torch.cat([module(part) for part in xy.split(1 << 14)]).double().numpy().reshape(
+        points, points
+    )
+
+
+def boundary(axis: Array, values: Array, level: float = 0.0) -> list[Array]:
+    """The pieces of the contour ``values == level``, each an array of (x, y) points."""
+    lines = contourpy.contour_generator(axis, axis, values).lines(level)
+    return [np.asarray(line) for line in lines]
+
+
+def curvature(pieces: list[Array]) -> Array:
+    """|x'' y' - x' y''| / (x'^2 + y'^2)^(3/2) (4.60) at every point of a contour, with second-order
+    central differences along each piece.
+
+    The points are those of marching squares, unevenly spaced, as in the papers: where two nearly
+    coincide the estimate is arbitrarily large, so its maximum and standard deviation say little about
+    the boundary. Pieces of fewer than five points are left out. A piece that leaves the window is
+    open: its two ends have one-sided differences. Coinciding points give 0/0 and are left out.
+    """
+    found = []
+    for piece in pieces:
+        if len(piece) < 5:
+            continue
+        closed = bool(np.all(piece[0] == piece[-1]))
+        if closed:  # continue the piece over its seam, so that it has no ends
+            piece = np.concatenate([piece[-4:-1], piece, piece[1:4]])
+        d1 = np.gradient(piece, axis=0)
+        d2 = np.gradient(d1, axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            kappa = np.abs(d2[:, 0] * d1[:, 1] - d1[:, 0] * d2[:, 1]) / (d1**2).sum(1) ** 1.5
+        kappa = kappa[3:-3] if closed else kappa
+        found.append(kappa[np.isfinite(kappa)])
+    return np.concatenate(found) if found else np.empty(0)
+
+
+def resample(piece: Array, spacing: float) -> Array:
+    """Points along a contour at equal distances: what `curvature` needs to be well behaved."""
+    steps = np.hypot(*np.diff(piece, axis=0).T)
+    length = np.concatenate([[0.0], np.cumsum(steps)])
+    count = max(int(length[-1] / spacing), 1) + 1
+    at = np.linspace(0, length[-1], count)
+    return np.stack([np.interp(at, length, piece[:, k]) for k in (0, 1)], 1)
+
+
+@torch.no_grad()
+def slope(replicas: Replicas, half_width: float, points: int = 1000) -> Array:
+    """|d prediction / ds| along y = 0 and along x = 0 by central differences: (n, 2, points)."""
+    s = torch.linspace(-half_width, half_width, points)
+    zero = torch.zeros_like(s)
+    lines = torch.cat([torch.stack([s, zero], 1), torch.stack([zero, s], 1)])
+    p = replicas.predict(lines).squeeze(-1).sigmoid().double().numpy().reshape(-1, 2, points)
+    return np.abs(np.gradient(p, float(s[1] - s[0]), axis=2))

@@ -1,0 +1,5 @@
+"""The experiments. To add one, write a function with @recipe in a file that is imported here."""
+
+from holonomic.lab.recipes import spirals
+
+__all__ = ["spirals"]

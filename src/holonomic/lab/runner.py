@@ -1,0 +1,205 @@
+"""Running an experiment: every arm, its measurements, and the folder of results."""
+
+import glob
+import hashlib
+import io
+import json
+import platform
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import holonomic
+from holonomic.errors import SettingError
+from holonomic.lab.experiment import Arm, Experiment
+from holonomic.lab.files import previous, write_bytes, write_json
+from holonomic.lab.measures import boundary, curvature, logits_on_grid, slope
+from holonomic.lab.screen import Screen
+from holonomic.lab.statistics import as_plain, judge, summarize
+from holonomic.lab.train import Trained, draws
+from holonomic.lab.workers import DONE, default_workers, run_arms
+
+#: Figures that need measurements of their own.
+MEASURED = {"boundaries", "curvature", "slopes"}
+CURVES = ("train_loss", "test_loss", "test_accuracy")
+
+
+def adjusted(
+    e: Experiment,
+    *,
+    runs: int | None = None,
+    epochs: int | None = None,
+    draws: int | None = None,
+    seed: int | None = None,
+) -> Experiment:
+    """The experiment with other sizes; impossible ones raise."""
+    given = {"runs": runs, "epochs": epochs, "draws": draws, "seed": seed}
+    changes = {k: v for k, v in given.items() if v is not None}
+    for key, least in (("runs", 1), ("epochs", 1), ("draws", 0)):
+        if key in changes and changes[key] < least:
+            raise SettingError(f"{key} is {changes[key]}; it must be at least {least}.")
+    return replace(e, **changes)  # type: ignore[arg-type]
+
+
+def run(
+    e: Experiment, out: Path, screen: Screen, *, force: bool = False, workers: int | None = None
+) -> dict[str, Any]:
+    """Run what is not yet done of an experiment, and write ``out/summary.json``.
+
+    The folder holds ``config.json``, one ``<arm>.json`` (curves) and ``<arm>.npz`` (pictures' data)
+    a finished arm, and the checkpoints of arms at work. It belongs to one configuration."""
+    _claim_folder(e, out, force)
+    started = time.monotonic()
+    for arm in e.arms:
+        _borrow(e, arm, out)
+    todo = [arm for arm in e.arms if not (out / f"{arm.slug}.json").exists()]
+    try:
+        with screen.running(e) as bars:
+            for arm in e.arms:
+                if arm not in todo:
+                    bars.show(arm, DONE)
+            run_arms(e, todo, out, _finish, bars.show, screen.warn, workers or default_workers())
+    except BaseException:
+        _write_summary(e, out, partial=True, seconds=time.monotonic() - started)
+        raise
+    return _write_summary(e, out, partial=False, seconds=time.monotonic() - started)
+
+
+def _key(e: Experiment, arm: Arm) -> str:
+    """Equal keys, equal numbers: everything an arm's results depend on."""
+    parts = {**e.config(), "arms": asdict(arm), "figures": sorted(set(e.figures) & MEASURED)}
+    del parts["id"]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _borrow(e: Experiment, arm: Arm, out: Path) -> None:
+    """Copy an arm that another experiment beside this one has run already, exactly so."""
+    mine = out / f"{arm.slug}.json"
+    for other in sorted(out.parent.glob(f"*/{glob.escape(mine.name)}")):
+        if not mine.exists() and json.loads(other.read_text()).get("key") == _key(e, arm):
+            for path in (other.with_suffix(".npz"), other):
+                write_bytes(out / path.name, path.read_bytes())
+
+
+def _claim_folder(e: Experiment, out: Path, force: bool) -> None:
+    config = json.loads(json.dumps(e.config()))
+    path = out / "config.json"
+    if path.exists():
+        if json.loads(path.read_text()) == config:
+            return
+        if not force:
+            raise SettingError(
+                f"{out} holds results of another configuration; choose another --out, or pass "
+                f"--force to replace them."
+            )
+        for old in out.iterdir():
+            if old.is_file():
+                old.unlink()
+    write_json(path, config)
+
+
+def _finish(e: Experiment, arm: Arm, trained: Trained, out: Path) -> None:
+    """Measure a trained arm and write it down; the JSON comes last and marks the arm as done."""
+    finals = {key: trained.curves[key][-1] for key in CURVES}
+    arrays: dict[str, Any] = {}
+    half = 1.2 * e.data.scale
+    if "boundaries" in e.figures:
+        axis, values = logits_on_grid(trained.replicas, 0, half, 200)
+        arrays.update(axis=axis, logits=values)
+    if "curvature" in e.figures:
+        found = [_curvature(trained.replicas, i, half) for i in range(trained.replicas.n)]
+        for key in found[0]:
+            finals[key] = [f[key] for f in found]
+    if "slopes" in e.figures:
+        s = slope(trained.replicas, half)
+        arrays["slopes"] = s.mean(0)
+        finals["slope"] = s.max(2).mean(1).tolist()
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    write_bytes(out / f"{arm.slug}.npz", buffer.getvalue())
+    write_json(
+        out / f"{arm.slug}.json",
+        {
+            "arm": arm.name,
+            "key": _key(e, arm),
+            "seconds": trained.seconds,
+            "curves": trained.curves,
+            "finals": finals,
+        },
+    )
+    checkpoint = out / f"{arm.slug}.ckpt"
+    for leftover in (checkpoint, previous(checkpoint)):
+        leftover.unlink(missing_ok=True)
+
+
+def _curvature(replicas: Any, i: int, half: float) -> dict[str, float]:
+    """Curvature of one replica's boundary on a 1000 x 1000 grid."""
+    kappa = curvature(boundary(*logits_on_grid(replicas, i, half, 1000)))
+    if not len(kappa):
+        nan = float("nan")
+        return {
+            "curvature_mean": nan,
+            "curvature_std": nan,
+            "curvature_max": nan,
+            "curvature_median": nan,
+        }
+    return {
+        "curvature_mean": float(kappa.mean()),
+        "curvature_std": float(kappa.std()),
+        "curvature_max": float(kappa.max()),
+        "curvature_median": float(np.median(kappa)),
+    }
+
+
+def load_arms(e: Experiment, out: Path) -> dict[str, dict[str, Any]]:
+    """The finished arms of a folder, by name."""
+    paths = {arm.name: out / f"{arm.slug}.json" for arm in e.arms}
+    return {name: json.loads(p.read_text()) for name, p in paths.items() if p.exists()}
+
+
+def _write_summary(e: Experiment, out: Path, *, partial: bool, seconds: float) -> dict[str, Any]:
+    arms = load_arms(e, out)
+    finals = {name: arm["finals"] for name, arm in arms.items()}
+    summary = {
+        "experiment": e.id,
+        "partial": partial,
+        "config": e.config(),
+        "versions": {
+            "holonomic": holonomic.__version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "seconds": sum(arm["seconds"] for arm in arms.values()),
+        "wall_seconds": seconds,
+        "arms": {
+            name: {
+                metric: {
+                    "one_draw": as_plain(summarize(values[: e.runs])),
+                    "over_draws": as_plain(summarize(values[e.runs :])),
+                    "paper": e.paper.get(name, {}).get(metric),
+                    "values": values,
+                }
+                for metric, values in found.items()
+            }
+            for name, found in finals.items()
+        },
+        "verdicts": [
+            as_plain(judge(c, finals, e.runs))
+            for c in e.claims
+            if c.better in finals and c.worse in finals
+        ],
+    }
+    write_json(out / "summary.json", summary)
+    loaded: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return loaded
+
+
+def train_set(e: Experiment) -> tuple[Any, Any]:
+    """The points and classes of the one draw that ``runs`` replicas share."""
+    x, y, _, _ = draws(replace(e, runs=1, draws=0))
+    return x[0].numpy(), y[0].numpy()

@@ -1,0 +1,134 @@
+"""Arms side by side: one single-threaded process a core, which is faster than threads on small nets.
+
+One thread each also makes the numbers independent of how many workers there are.
+"""
+
+import multiprocessing as mp
+import os
+import queue
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holonomic.errors import HolonomicError
+from holonomic.lab.experiment import Arm, Experiment
+from holonomic.lab.train import Stop, Trained, train
+
+Finish = Callable[[Experiment, Arm, Trained, Path], None]
+
+MEASURING = -1  # progress while an arm is trained and being measured
+DONE = -2
+
+
+class WorkerError(HolonomicError):
+    """A worker process failed; what is finished is kept."""
+
+
+def default_workers() -> int:
+    """One worker a core that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_arms(
+    e: Experiment,
+    arms: list[Arm],
+    out: Path,
+    finish: Finish,
+    show: Callable[[Arm, int], None],
+    warn: Callable[[str], None],
+    workers: int,
+) -> None:
+    """Train and finish arms, ``workers`` at a time; ``show`` gets an arm's epochs as they pass.
+
+    Raises KeyboardInterrupt when stopped (after every worker has saved a checkpoint) and `WorkerError`
+    when a worker fails."""
+    context = mp.get_context("spawn")
+    progress = context.Array("i", len(arms))
+    messages: Any = context.Queue()
+    tasks: Any = context.Queue()
+    for i in range(len(arms)):
+        tasks.put(i)
+    arguments = (e, arms, out, finish, progress, messages, tasks)
+    with Stop() as stop:
+        processes = [
+            context.Process(target=_work, args=arguments, daemon=True)
+            for _ in range(min(workers, len(arms)))
+        ]
+        for process in processes:
+            process.start()
+        failures: list[str] = []
+        while any(p.is_alive() for p in processes):
+            time.sleep(0.25)
+            _drain(messages, warn, failures)
+            for arm, epochs in zip(arms, progress[:], strict=True):
+                show(arm, epochs)
+        _drain(messages, warn, failures)
+        for arm, epochs in zip(arms, progress[:], strict=True):
+            show(arm, epochs)
+    if failures:
+        raise WorkerError(failures[0])
+    if stop.asked:
+        raise KeyboardInterrupt
+    lost = [p.exitcode for p in processes if p.exitcode]
+    if lost:
+        raise WorkerError(
+            f"a worker process ended with code {lost[0]} (out of memory, or killed); repeat the "
+            f"command to go on from the last checkpoint, with fewer --workers if memory is short."
+        )
+
+
+def _drain(messages: Any, warn: Callable[[str], None], failures: list[str]) -> None:
+    while True:
+        try:
+            kind, text = messages.get_nowait()
+        except queue.Empty:
+            return
+        if kind == "warning":
+            warn(text)
+        else:
+            failures.append(text)
+
+
+def _work(
+    e: Experiment,
+    arms: list[Arm],
+    out: Path,
+    finish: Finish,
+    progress: Any,
+    messages: Any,
+    tasks: Any,
+) -> None:
+    """Take arms from the queue until there are none."""
+    torch.set_num_threads(1)
+    with Stop() as stop:
+        while not stop.asked:
+            try:
+                i = tasks.get(timeout=0.5)
+            except queue.Empty:
+                return
+
+            def passed(epochs: int, i: int = i) -> None:
+                progress[i] = epochs
+
+            try:
+                arm = arms[i]
+                trained = train(
+                    e,
+                    arm,
+                    out / f"{arm.slug}.ckpt",
+                    passed,
+                    lambda text: messages.put(("warning", text)),
+                    stop,
+                )
+                progress[i] = MEASURING
+                finish(e, arm, trained, out)
+                progress[i] = DONE
+            except KeyboardInterrupt:
+                return
+            except Exception:
+                messages.put(("failure", f"arm {arms[i].name!r} failed:\n{traceback.format_exc()}"))
+                return

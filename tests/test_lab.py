@@ -1,0 +1,359 @@
+"""The lab: data, measures, statistics, files, and runs that survive being stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+import holonomic as hm
+from holonomic.lab import files
+from holonomic.lab.cli import app
+from holonomic.lab.data import spiral
+from holonomic.lab.experiment import Claim, experiment, experiments
+from holonomic.lab.measures import binary_loss, boundary, curvature, resample
+from holonomic.lab.models import mlp
+from holonomic.lab.report import markdown, write_report
+from holonomic.lab.runner import adjusted, run
+from holonomic.lab.screen import Screen
+from holonomic.lab.statistics import judge, summarize
+from holonomic.lab.train import Stop, draws, record_points, train
+
+SMALL = replace(
+    adjusted(experiment("fig1"), runs=2, epochs=6, draws=2),
+    records=3,
+    figures=("boundaries", "curves", "slopes"),
+    metrics=("test_accuracy", "test_loss"),
+    claims=(Claim("C-SGLD is more accurate", "test_accuracy", "C-SGLD", "SGD"),),
+)
+
+
+def quiet() -> Screen:
+    return Screen(Console(quiet=True))
+
+
+# ---------------------------------------------------------------------- data and models
+def test_spiral_follows_its_equation():
+    x, y = spiral(4000, turns=2, scale=1.0, noise=0.0, seed=0)
+    radius = x.norm(dim=1)
+    angle = 4 * np.pi * radius + np.pi * y
+    torch.testing.assert_close(x[:, 0], radius * angle.cos(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(x[:, 1], radius * angle.sin(), atol=1e-5, rtol=0)
+    assert y.sum() == 2000
+    # t = radius^2 is uniform: its mean has a standard error of 1 / sqrt(12 n).
+    assert abs(radius.square().mean() - 0.5) < 4 / (12 * 4000) ** 0.5
+
+
+def test_spiral_noise_and_seeds():
+    clean, _ = spiral(3000, 4, 2.0, 0.0, seed=5)
+    noisy, _ = spiral(3000, 4, 2.0, 0.02, seed=5)
+    # The spread of 6000 normal numbers is known to 1 part in sqrt(12000).
+    assert abs((noisy - clean).std() / 0.02 - 1) < 4 / 12000**0.5
+    assert torch.equal(noisy, spiral(3000, 4, 2.0, 0.02, seed=5)[0])
+    assert not torch.equal(noisy, spiral(3000, 4, 2.0, 0.02, seed=6)[0])
+
+
+def test_mlp_layers_and_parameter_count():
+    net = mlp(2, 500, 1)
+    assert [name for name, _ in net.named_parameters()] == [
+        "0.weight",
+        "0.bias",
+        "2.weight",
+        "2.bias",
+    ]
+    assert sum(p.numel() for p in net.parameters()) == 2 * 500 + 500 + 500 + 1
+
+
+def test_binary_loss_is_torchs():
+    z, y = torch.randn(50, 1) * 30, (torch.rand(50) > 0.5).float()
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(z.squeeze(-1), y)
+    torch.testing.assert_close(binary_loss(z, y), expected)
+
+
+def test_draws_share_the_first_and_differ_after():
+    x, y, x_test, _ = draws(replace(SMALL, runs=3, draws=2))
+    assert x.shape == (5, 100, 2)
+    assert y.shape == (5, 100)
+    assert x_test.shape == (5, 2000, 2)
+    assert torch.equal(x[0], x[2])
+    assert not torch.equal(x[2], x[3])
+    assert not torch.equal(x[3], x[4])
+
+
+# ---------------------------------------------------------------------- curvature
+def _field(points: int, shape: str) -> tuple[np.ndarray, np.ndarray]:
+    axis = np.linspace(-1.5, 1.5, points)
+    x, y = np.meshgrid(axis, axis)
+    forms = {
+        "circle": x**2 + y**2 - 0.64,
+        "ellipse": x**2 + 4 * y**2 - 1,
+        "cut circle": (x - 1.2) ** 2 + y**2 - 0.64,
+        "two circles": np.minimum((x - 0.7) ** 2 + y**2, (x + 0.7) ** 2 + y**2) - 0.25,
+        "none": x**2 + y**2 + 1,
+    }
+    return axis, forms[shape]
+
+
+def test_curvature_of_a_circle():
+    pieces = [resample(p, 0.02) for p in boundary(*_field(1000, "circle"))]
+    kappa = curvature(pieces)
+    # Marching squares places points to within (grid step)^2 = 9e-6 of the circle, and two central
+    # differences at spacing 0.02 divide that by 4e-4: 2 % a point, less in the median.
+    assert abs(np.median(kappa) - 1 / 0.8) < 0.01
+    assert abs(curvature(boundary(*_field(1000, "circle"))).mean() / 1.25 - 1) < 1.0
+
+
+def test_curvature_of_an_ellipse():
+    (piece,) = boundary(*_field(1000, "ellipse"))
+    piece = resample(piece, 0.02)
+    kappa = curvature([piece])
+    x, y = piece[: len(kappa), 0], piece[: len(kappa), 1]
+    # x = a cos t, y = b sin t has curvature ab / (a^2 sin^2 t + b^2 cos^2 t)^(3/2); a = 1, b = 1/2.
+    exact = 0.5 / ((2 * y) ** 2 + (x / 2) ** 2) ** 1.5
+    assert np.median(np.abs(kappa / exact - 1)) < 0.03
+    assert abs(kappa.max() / 4 - 1) < 0.1  # at the ends of the long axis: a / b^2
+
+
+def test_curvature_of_a_boundary_that_leaves_the_window_or_is_in_pieces():
+    (arc,) = boundary(*_field(500, "cut circle"))
+    assert not np.array_equal(arc[0], arc[-1])
+    assert abs(np.median(curvature([resample(arc, 0.02)])) - 1.25) < 0.02
+    two = boundary(*_field(500, "two circles"))
+    assert len(two) == 2
+    assert abs(np.median(curvature([resample(p, 0.02) for p in two])) - 2.0) < 0.03
+    assert len(curvature(boundary(*_field(100, "none")))) == 0
+    assert len(curvature([np.zeros((4, 2))])) == 0  # too short to have a curvature
+    assert len(curvature([np.zeros((9, 2))])) == 0  # points that coincide
+
+
+# ---------------------------------------------------------------------- statistics
+def test_interval_covers_the_mean_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(300):
+        s = summarize(rng.normal(2.0, 1.0, 40))
+        covered += s.low <= 2.0 <= s.high
+    # 95 % of 300 with a standard error of 1.3 %, and percentile intervals of 40 values are a little
+    # short (about 93.5 %).
+    assert 0.89 <= covered / 300 <= 0.99
+
+
+def test_summary_sets_diverged_runs_apart():
+    s = summarize([1.0, 2.0, float("nan"), float("inf")])
+    assert (s.mean, s.n, s.diverged) == (1.5, 2, 2)
+    assert summarize([float("nan")]).diverged == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "over", "word"),
+    [
+        (1.0, 1.0, "reproduced"),
+        (-1.0, -1.0, "the opposite is seen"),
+        (1.0, -1.0, "depends on the draw of the data"),
+        (0.0, 0.0, "not settled: the intervals hold 0"),
+    ],
+)
+def test_verdicts(one, over, word):
+    rng = np.random.default_rng(1)
+    base = rng.normal(80, 1, 40)
+    better = base + np.repeat([one, over], 20) + rng.normal(0, 0.2, 40)
+    finals = {"a": {"test_accuracy": better.tolist()}, "b": {"test_accuracy": base.tolist()}}
+    claim = Claim("a beats b", "test_accuracy", "a", "b")
+    assert judge(claim, finals, 20).verdict == word
+    lower = {k: {"test_loss": v["test_accuracy"]} for k, v in finals.items()}
+    mirrored = judge(replace(claim, metric="test_loss"), lower, 20)
+    assert np.sign(mirrored.one_draw.mean) == -np.sign(judge(claim, finals, 20).one_draw.mean)
+
+
+# ---------------------------------------------------------------------- files
+def test_files_are_whole_or_absent(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    files.write_json(path, {"x": float("nan"), "y": [1.0, 2]})
+    assert json.loads(path.read_text()) == {"x": None, "y": [1.0, 2]}
+
+    def fail(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        files.write_json(path, {"z": 1})
+    assert json.loads(path.read_text())["y"] == [1.0, 2]
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_corrupt_checkpoint_is_named_kept_and_passed_over(tmp_path):
+    path = tmp_path / "a.ckpt"
+    files.save_checkpoint(path, {"epoch": 1})
+    files.save_checkpoint(path, {"epoch": 2})
+    path.write_bytes(path.read_bytes()[:100])
+    saved, warnings = files.load_checkpoint(path)
+    assert saved == {"epoch": 1}
+    assert "a.ckpt cannot be read" in warnings[0]
+    assert (tmp_path / "a.ckpt.corrupt").exists()
+    assert files.load_checkpoint(tmp_path / "none.ckpt") == (None, [])
+
+
+# ---------------------------------------------------------------------- runs
+def test_recipes_are_complete():
+    known = experiments()
+    assert {"fig1", "fig3", "table4.5", "fig4", "fig5", "fig4.8"} <= known.keys()
+    for name, e in known.items():
+        assert e.id == name
+        assert len({arm.slug for arm in e.arms}) == len(e.arms)
+        names = {arm.name for arm in e.arms}
+        assert {c.better for c in e.claims} | {c.worse for c in e.claims} <= names
+        assert e.paper.keys() <= names
+        for arm in e.arms:
+            hm.groups(mlp(*arm.widths), arm.rules())  # every glob matches something
+        assert record_points(e)[-1] == e.epochs
+
+
+def test_unknown_experiment_suggests_the_nearest():
+    with pytest.raises(hm.SettingError, match=r"no experiment 'fig11'; did you mean fig1"):
+        experiment("fig11")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("fig1")
+    return out, run(SMALL, out, quiet(), workers=2)
+
+
+def test_a_run_gives_summary_figures_and_report(finished):
+    out, summary = finished
+    assert list(summary["arms"]) == [arm.name for arm in SMALL.arms]
+    accuracy = summary["arms"]["SGD"]["test_accuracy"]
+    assert len(accuracy["values"]) == 4
+    assert accuracy["one_draw"]["n"] == accuracy["over_draws"]["n"] == 2
+    assert accuracy["paper"] == 81.0
+    assert summary["verdicts"][0]["claim"] == "C-SGLD is more accurate"
+    page = write_report(SMALL, summary, out).read_text()
+    assert page.count("data:image/png;base64,") == 4
+    assert "http" not in page  # self-contained
+    text = markdown(SMALL, summary)
+    assert "| SGD |" in text
+    for name in ("boundaries", "curves", "slopes", "finals"):
+        assert (out / f"{name}.svg").exists()
+    curves = json.loads((out / "SGD.json").read_text())["curves"]
+    assert curves["epoch"] == [2, 4, 6]
+    assert np.array(curves["test_loss"]).shape == (3, 4)
+    assert not list(out.glob("*.ckpt*"))
+
+
+def test_results_of_another_configuration_are_not_overwritten(finished):
+    out, _ = finished
+    with pytest.raises(hm.SettingError, match=r"another configuration.*--force"):
+        run(replace(SMALL, seed=1), out, quiet())
+    assert json.loads((out / "config.json").read_text())["seed"] == 0
+
+
+def test_arms_do_not_depend_on_the_number_of_workers(finished, tmp_path):
+    out, _ = finished
+    two_arms = replace(SMALL, arms=SMALL.arms[3:], claims=())
+    run(two_arms, tmp_path, quiet(), workers=1)
+    for arm in two_arms.arms:
+        mine, theirs = (
+            json.loads((folder / f"{arm.slug}.json").read_text()) for folder in (tmp_path, out)
+        )
+        assert mine["curves"] == theirs["curves"]
+
+
+def _stopped(stop: Stop, after: int):
+    def progress(done: int) -> None:
+        stop.asked = done >= after
+
+    return progress
+
+
+def test_a_stopped_arm_goes_on_where_it_was(tmp_path):
+    arm = SMALL.arms[-1]  # noise and constraints
+    whole = train(SMALL, arm, tmp_path / "whole.ckpt", lambda _: None, print, Stop())
+    path = tmp_path / "arm.ckpt"
+    stop = Stop()
+    with pytest.raises(KeyboardInterrupt):
+        train(SMALL, arm, path, _stopped(stop, 3), print, stop)
+    resumed = train(SMALL, arm, path, lambda _: None, print, Stop())
+    assert resumed.curves == whole.curves
+    for (_, p), (_, q) in zip(
+        whole.replicas.named_parameters(), resumed.replicas.named_parameters(), strict=True
+    ):
+        assert torch.equal(p, q)
+
+
+def _start(out: Path, *options: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "holonomic.lab.cli", "run", "fig1", "--out", str(out)]
+    command += ["--runs", "2", "--data-draws", "0", "--epochs", "200", "--workers", "2", *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_ctrl_c_leaves_a_partial_result(tmp_path):
+    process = _start(tmp_path)
+    deadline = time.monotonic() + 90
+    while not list(tmp_path.glob("*.json"))[1:] and time.monotonic() < deadline:
+        time.sleep(0.2)  # until the first arm is finished
+    process.send_signal(signal.SIGINT)
+    for child in _children(process.pid):
+        os.kill(child, signal.SIGINT)  # a terminal sends it to the whole group
+    output, _ = process.communicate(timeout=90)
+    assert process.returncode == 130, output
+    assert "Repeat the command to go on" in " ".join(output.split())
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["partial"]
+    assert 1 <= len(summary["arms"]) < 5
+    assert list(tmp_path.glob("*.ckpt"))
+
+
+def _children(pid: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
+    return [int(line) for line in found.stdout.split()]
+
+
+# ---------------------------------------------------------------------- command line
+def test_list_and_help_teach():
+    runner = CliRunner()
+    listed = runner.invoke(app, ["list"])
+    assert listed.exit_code == 0
+    assert "fig4.8" in listed.output
+    shown = runner.invoke(app, ["run", "--help"]).output
+    assert "--data-draws" in shown
+    assert "holonomic list" in shown
+
+
+def test_report_without_results_says_what_to_run(tmp_path):
+    result = CliRunner().invoke(app, ["report", "fig1", "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "holonomic run fig1" in " ".join(result.output.replace("│", " ").split())
+
+
+def test_errors_have_no_traceback(tmp_path):
+    command = [sys.executable, "-m", "holonomic.lab.cli", "run", "figg1", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "did you mean" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    bad = [*command[:4], "fig1", "--runs", "0", "--out", str(tmp_path)]
+    done = subprocess.run(bad, capture_output=True, text=True, check=False)
+    assert "runs is 0; it must be at least 1" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_arm_run_elsewhere_in_the_same_way_is_not_run_again(finished):
+    out, _ = finished
+    shared = replace(SMALL, id="other", arms=SMALL.arms[:2], claims=(), title="other")
+    beside = out.parent / f"{out.name}-beside"
+    run(shared, beside, quiet(), workers=1)
+    for arm in shared.arms:
+        assert (beside / f"{arm.slug}.json").read_text() == (out / f"{arm.slug}.json").read_text()
+    longer = replace(shared, epochs=7)
+    third = out.parent / f"{out.name}-longer"
+    run(longer, third, quiet(), workers=1)
+    assert json.loads((third / "SGD.json").read_text())["curves"]["epoch"][-1] == 7
