@@ -217,6 +217,11 @@ def test_recipes_are_complete():
         assert record_points(e)[-1] == e.epochs
 
 
+def test_figures_measured_in_another_run():
+    assert experiment("table1") == experiment("fig2") == experiment("fig1")
+    assert experiment("fig4.11").id == "table4.5"
+
+
 def test_unknown_experiment_suggests_the_nearest():
     with pytest.raises(hm.SettingError, match=r"no experiment 'fig11'; did you mean fig1"):
         experiment("fig11")
@@ -317,6 +322,25 @@ def _children(pid: int) -> list[int]:
     return [int(line) for line in found.stdout.split()]
 
 
+def test_a_killed_arm_goes_on_from_its_last_checkpoint(tmp_path):
+    arm = SMALL.arms[-1]
+    whole = train(SMALL, arm, tmp_path / "whole.ckpt", lambda _: None, print, Stop())
+
+    def dies(done: int) -> None:
+        if done == 4:
+            raise SystemExit("killed")  # after epoch 4, before its checkpoint
+
+    path = tmp_path / "arm.ckpt"
+    with pytest.raises(SystemExit):
+        train(SMALL, arm, path, dies, print, Stop(), checkpoint_every=0)
+    assert torch.load(path, weights_only=True)["epoch"] == 3
+    path.write_bytes(b"damaged")  # and the newest one is lost, too
+    said: list[str] = []
+    resumed = train(SMALL, arm, path, lambda _: None, said.append, Stop())
+    assert "cannot be read" in said[0]
+    assert resumed.curves == whole.curves
+
+
 # ---------------------------------------------------------------------- command line
 def test_list_and_help_teach():
     runner = CliRunner()
@@ -343,6 +367,9 @@ def test_errors_have_no_traceback(tmp_path):
     bad = [*command[:4], "fig1", "--runs", "0", "--out", str(tmp_path)]
     done = subprocess.run(bad, capture_output=True, text=True, check=False)
     assert "runs is 0; it must be at least 1" in done.stdout
+    bad = [*command[:4], "fig1", "--device", "nowhere", "--out", str(tmp_path)]
+    done = subprocess.run(bad, capture_output=True, text=True, check=False)
+    assert "device 'nowhere' cannot be used here" in " ".join(done.stdout.split())
     assert not list(tmp_path.iterdir())
 
 

@@ -47,6 +47,7 @@ class Replicas:
         n: how many.
         seed: seed of all replicas; replica i's seeds derive from (seed, first + i).
         first: number of the first replica, to make replicas first ... first + n - 1 of a larger set.
+        device: where the replicas live; they are made where ``module_factory`` makes them.
         compile: run the gradient through `torch.compile` (needs a C++ compiler).
     """
 
@@ -57,6 +58,7 @@ class Replicas:
         seed: int = 0,
         *,
         first: int = 0,
+        device: torch.device | str | None = None,
         compile: bool = False,
     ) -> None:
         if not isinstance(n, int) or n < 1:
@@ -67,7 +69,7 @@ class Replicas:
         for i in range(n):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(child_seed(seed, _INIT, first + i))
-                modules.append(module_factory())
+                modules.append(module_factory().to(device))
         _check_modules(modules)
         self.template = modules[0]
         named = [dict(m.named_parameters()) for m in modules]

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from holonomic.errors import HolonomicError
-from holonomic.lab.experiment import Experiment, experiment, experiments
+from holonomic.lab.experiment import ALIASES, Experiment, experiment, experiments
 from holonomic.lab.files import write_text
 from holonomic.lab.screen import Screen
 
@@ -35,6 +35,8 @@ def list_() -> None:
     """List the experiments."""
     table = Table("name", "what", "methods", "epochs", "runs + draws")
     for name, e in experiments().items():
+        also = [alias for alias, run_as in ALIASES.items() if run_as == name]
+        name = ", ".join([name, *also])
         table.add_row(name, e.title, str(len(e.arms)), f"{e.epochs:,}", f"{e.runs} + {e.draws}")
     screen.console.print(table)
 
@@ -48,6 +50,7 @@ def run(
         int | None, typer.Option(help="More runs, each on a draw of its own.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where to train: cpu, cuda, ...")] = None,
     out: Out = None,
     workers: Workers = None,
     force: Annotated[bool, typer.Option(help="Replace results of another configuration.")] = False,
@@ -55,8 +58,10 @@ def run(
     """Run an experiment, or go on with one that was stopped; ends with a table and a report."""
     from holonomic.lab.runner import adjusted
 
-    e = adjusted(experiment(name), runs=runs, epochs=epochs, draws=data_draws, seed=seed)
-    _run(e, out or Path("runs") / name, force, workers)
+    e = adjusted(
+        experiment(name), runs=runs, epochs=epochs, draws=data_draws, seed=seed, device=device
+    )
+    _run(e, out or Path("runs") / e.id, force, workers)
 
 
 @app.command()
@@ -65,7 +70,8 @@ def report(
 ) -> None:
     """Draw the figures of a folder of results again, and write its pages: report.html, README.md
     (with what remarks.md beside it says), and the overview of all experiments one folder up."""
-    _report(experiment(name), out or Path("runs") / name)
+    e = experiment(name)
+    _report(e, out or Path("runs") / e.id)
 
 
 @app.command()

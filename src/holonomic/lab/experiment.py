@@ -77,6 +77,7 @@ class Experiment:
     runs: int
     draws: int
     seed: int = 0
+    device: str = "cpu"
     records: int = 50
     figures: tuple[str, ...] = ("curves",)
     metrics: tuple[str, ...] = ("test_accuracy", "test_loss")
@@ -106,9 +107,14 @@ def experiments() -> dict[str, Experiment]:
     return {name: make() for name, make in _REGISTRY.items()}
 
 
+#: Figures and tables that are measured in the run of another.
+ALIASES = {"fig2": "fig1", "table1": "fig1", "fig4.11": "table4.5"}
+
+
 def experiment(name: str) -> Experiment:
     """One experiment; an unknown name suggests the nearest."""
     known = experiments()
+    name = ALIASES.get(name, name)
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or list(known)
         raise SettingError(

@@ -30,7 +30,7 @@ def evaluate(replicas: Replicas, x: Tensor, y: Tensor) -> tuple[Array, Array]:
     logits = replicas.predict(x).squeeze(-1)
     loss = binary_cross_entropy_with_logits(logits, y, reduction="none").mean(1)
     accuracy = 100 * ((logits > 0) == (y > 0.5)).float().mean(1)
-    return loss.double().numpy(), accuracy.double().numpy()
+    return loss.double().cpu().numpy(), accuracy.double().cpu().numpy()
 
 
 def grid(half_width: float, points: int) -> tuple[Array, Tensor]:
@@ -46,7 +46,7 @@ def logits_on_grid(
 ) -> tuple[Array, Array]:
     """The axis and one replica's logits on the grid, in pieces that fit the cache."""
     axis, xy = grid(half_width, points)
-    module = replicas[i]
+    module = replicas[i].cpu()
     return axis, torch.cat([module(part) for part in xy.split(1 << 14)]).double().numpy().reshape(
         points, points
     )
@@ -95,8 +95,8 @@ def resample(piece: Array, spacing: float) -> Array:
 @torch.no_grad()
 def slope(replicas: Replicas, half_width: float, points: int = 1000) -> Array:
     """|d prediction / ds| along y = 0 and along x = 0 by central differences: (n, 2, points)."""
-    s = torch.linspace(-half_width, half_width, points)
+    s = torch.linspace(-half_width, half_width, points, device=next(replicas.parameters()).device)
     zero = torch.zeros_like(s)
     lines = torch.cat([torch.stack([s, zero], 1), torch.stack([zero, s], 1)])
-    p = replicas.predict(lines).squeeze(-1).sigmoid().double().numpy().reshape(-1, 2, points)
+    p = replicas.predict(lines).squeeze(-1).sigmoid().double().cpu().numpy().reshape(-1, 2, points)
     return np.abs(np.gradient(p, float(s[1] - s[0]), axis=2))

@@ -152,9 +152,9 @@ def overview(folder: Path, known: dict[str, Experiment]) -> str:
                 "# Results",
                 "What the experiments of the papers gave here, run by `holonomic run NAME` and written by "
                 "`holonomic report NAME`. Each claim is a difference between two methods, positive if it "
-                "speaks for the claim, with a 95 % bootstrap interval: on one draw of the data over several "
-                "runs, as in the papers, and over draws of the data, paired. A claim counts as reproduced "
-                "if both intervals lie above 0.",
+                "speaks for the claim, with a 95 % bootstrap interval: on one draw of the data over "
+                "several runs, as in the papers, and over draws of the data, paired. A claim counts as "
+                "reproduced if both intervals lie above 0.",
                 _pipes(sizes),
                 "## Claims and verdicts",
                 _pipes(rows),

@@ -35,14 +35,21 @@ def adjusted(
     epochs: int | None = None,
     draws: int | None = None,
     seed: int | None = None,
+    device: str | None = None,
 ) -> Experiment:
     """The experiment with other sizes; impossible ones raise."""
-    given = {"runs": runs, "epochs": epochs, "draws": draws, "seed": seed}
-    changes = {k: v for k, v in given.items() if v is not None}
+    given = {"runs": runs, "epochs": epochs, "draws": draws, "seed": seed, "device": device}
+    changes: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
     for key, least in (("runs", 1), ("epochs", 1), ("draws", 0)):
         if key in changes and changes[key] < least:
             raise SettingError(f"{key} is {changes[key]}; it must be at least {least}.")
-    return replace(e, **changes)  # type: ignore[arg-type]
+    if device is not None:
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise SettingError(f"device {device!r} cannot be used here: {reason}") from None
+    return replace(e, **changes)
 
 
 def run(

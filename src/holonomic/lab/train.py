@@ -71,7 +71,9 @@ def draws(e: Experiment) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             for part, n in enumerate((d.train, d.test))
         )
         made[k] = (*train, *test)
-    x, y, x_test, y_test = (torch.stack([made[k][i] for k in numbers]) for i in range(4))
+    x, y, x_test, y_test = (
+        torch.stack([made[k][i] for k in numbers]).to(e.device) for i in range(4)
+    )
     return x, y, x_test, y_test
 
 
@@ -85,7 +87,7 @@ def build(e: Experiment, arm: Arm) -> tuple[Replicas, Langevin]:
                 nn.init.orthogonal_(p)
         return net
 
-    replicas = Replicas(make, e.runs + e.draws, e.seed)
+    replicas = Replicas(make, e.runs + e.draws, e.seed, device=e.device)
     optimizer = Langevin(
         replicas.groups(arm.rules()),
         lr=arm.lr,
@@ -105,11 +107,10 @@ def _penalty(arm: Arm) -> Penalty | None:
         return None
 
     def penalty(parameters: dict[str, Tensor]) -> Tensor:
-        total = torch.zeros(())
-        for name in arm.penalized:
-            w = parameters[name]
-            total = total + ((w @ w.mT - torch.eye(len(w))) ** 2).sum()
-        return arm.penalty * total
+        weights = [parameters[name] for name in arm.penalized]
+        eyes = [torch.eye(len(w), device=w.device) for w in weights]
+        terms = [((w @ w.mT - eye) ** 2).sum() for w, eye in zip(weights, eyes, strict=True)]
+        return arm.penalty * torch.stack(terms).sum()
 
     return penalty
 
