@@ -12,7 +12,7 @@ from holonomic import Circle, Constraint, Langevin, LevelSet, Orthogonal, Sphere
 torch.set_num_threads(1)
 
 SHAPES = ((6, 5), (6, 5), (4, 5), (3, 2, 2))
-SCHEMES = ("OBA", "ABO", "BAOAB", "EM", "LM")
+SCHEMES = ("OBA", "ABO", "BAOAB", "BACDEDCAB", "EM", "LM")
 
 
 def energy(*weights: Tensor) -> Tensor:
@@ -53,6 +53,8 @@ def build(
     """Parameters under a constraint, and their optimizer."""
     params = weights(name, dtype)
     defaults = {"lr": 0.05, "temperature": 1e-3, "seed": 1, "weight_decay": 1e-2}
+    if "E" in scheme and scheme != "EM":
+        defaults.update(coupling=0.1, noise=0.05)
     if "generator" in settings:
         del defaults["seed"]
     constraint = CONSTRAINTS[name]()

@@ -25,7 +25,7 @@ import holonomic as hm
 from cases import CONSTRAINED, CONSTRAINTS, advance, build, copies, same, state_tensors, weights
 from holonomic import CheckpointError, Circle, Langevin, LevelSet, Orthogonal, Sphere
 
-SCHEMES = ("OBA", "BAOAB", "EM", "LM")
+SCHEMES = ("OBA", "BAOAB", "BACDEDCAB", "EM", "LM")
 
 
 def through_a_file(value: Any) -> Any:
@@ -270,7 +270,9 @@ def test_takes_over_from_sgd_onto_a_manifold(name: str, scheme: str) -> None:
     advance(params, sgd, 3)
     saved = sgd.state_dict()
     saved["state"][1]["momentum_buffer"] = None  # a parameter that never had a gradient
-    optimizer = Langevin(params, scheme=scheme, constraint=CONSTRAINTS[name](), seed=0)
+    optimizer = Langevin(
+        params, scheme=scheme, constraint=CONSTRAINTS[name](), seed=0, coupling=0.1
+    )
     optimizer.load_state_dict(saved)
     report = optimizer.report().groups[0]
     # float64, manifolds and momenta of size below 30
@@ -345,7 +347,12 @@ def net(seed: int | None, scheme: str, radius: Any = 0.3) -> tuple[Net, Langevin
         torch.manual_seed(0)
         model = Net()
     rules = {"a.weight": Circle(radius), "b.weight": Orthogonal()}
-    settings: dict[str, Any] = {"lr": 0.05, "temperature": 0.1, "weight_decay": 0.01}
+    settings: dict[str, Any] = {
+        "lr": 0.05,
+        "temperature": 0.1,
+        "weight_decay": 0.01,
+        "coupling": 0.1,
+    }
     return model, Langevin(hm.groups(model, rules), scheme=scheme, seed=seed, **settings)
 
 

@@ -26,8 +26,8 @@ def rows(scale: float) -> Tensor:
 CASES = {
     "none": (None, rows(1.0)),
     "circle": (Circle(1.2), rows(0.9)),
-    "sphere": (Sphere(1.0), rows(0.7)),
-    "sphere, equality": (Sphere(1.0, slack=False), rows(1.0)),
+    "sphere": (Sphere(1.3), rows(0.9)),
+    "sphere, equality": (Sphere(0.7, slack=False), rows(0.7)),
     "orthogonal": (Orthogonal(), random_orthonormal(5, 3)),
     "level set": (LevelSet(ellipsoid), rows(1.0)),
     "level set, inequality": (LevelSet(ellipsoid, inequality=True), rows(0.5)),

@@ -369,6 +369,11 @@ def test_orthogonal_only_the_entry_that_failed_falls_back():
     assert optimizer.report().groups[0].fallbacks == 1
     assert torch.equal(calm[0], shaken[0])
     assert torch.equal(calm[2], shaken[2])
+    # The nearest orthogonal matrix to where the step went, Q - lr v with v = P(Q) g.
+    Q, G = w[1], g[1]
+    S = Q.T @ G
+    U, _, Vh = torch.linalg.svd(Q - 0.1 * (G - Q @ (S + S.T) / 2), full_matrices=False)
+    assert (shaken[1] - U @ Vh).abs().max() < 1e-12
     require(
         case.residuals(phase(optimizer.param_groups[0]["params"][0], optimizer)),
         bound(case, torch.float64),

@@ -32,6 +32,7 @@ SHIFTED = {
     "BAOAB": "BBAOA",
     "ABOBA": "BOBAA",
     "OBABO": "BOOBA",
+    "BOAOB": "OBBOA",
 }
 OMEGA2, TAU, GAMMA = 1.3, 0.6, 0.7
 
@@ -67,7 +68,7 @@ def harmonic(q: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("h", [0.4, 0.9])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", [*SCHEMES, "BOAOB"])
 def test_harmonic_covariance_is_that_of_the_discrete_chain(scheme, h):
     """Exact at any step size, for position, momentum and their correlation."""
     chains, steps = 100_000, 120 if h < 0.5 else 60
@@ -78,7 +79,7 @@ def test_harmonic_covariance_is_that_of_the_discrete_chain(scheme, h):
     q, optimizer = run(harmonic, start, steps, scheme=scheme, temperature=TAU, seed=1, **settings)
     assert abs(z_score(q**2, S[0, 0])) < Z
     assert abs(z_score(q, 0.0)) < Z
-    if scheme in UNDERDAMPED:
+    if scheme not in OVERDAMPED:
         (state,) = optimizer.state.values()
         p = -h * state["momentum_buffer"]
         assert abs(z_score(p**2, S[1, 1])) < Z
@@ -253,14 +254,14 @@ def test_level_set_without_a_loss_is_uniform_in_arc_length(scheme, projection):
     q, optimizer = run(
         free,
         start,
-        200 if overdamped else 80,
+        150 if overdamped else 80,
         scheme=scheme,
         temperature=1.0,
         seed=5,
         constraint=LevelSet(ellipse, projection=projection, batch_dims=1),
         **settings,
     )
-    assert optimizer.report().groups[0].fallbacks < 10  # of 400,000: noise of 4 sigma happens
+    assert optimizer.report().groups[0].fallbacks < 10  # of 600,000: noise of 4 sigma happens
     x, y = q[:, 0], q[:, 1]
     assert abs(z_score(x**2, mean(lambda x, y: x * x))) < Z
     assert abs(z_score(x**2 * y**2, mean(lambda x, y: x * x * y * y))) < Z

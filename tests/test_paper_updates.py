@@ -29,10 +29,11 @@ STREAM = {
     "BAOAB": ("BAOA", "BBAOA"),
     "ABOBA": ("ABOBAA", "BOBAA"),
     "OBABO": ("OBA", "BOOBA"),
+    "BOAOB": ("BOA", "OBBOA"),
 }
 ONE_NOISE = ("OBA", "ABO", "BAO", "BAOA", "BAOAB")  # one whole O a step
 # With RATTLE two half A are not a whole one: these have no A to merge.
-NO_MERGED_DRIFT = ("OBA", "ABO", "BAO", "BAOA", "BAOAB", "OBABO")
+NO_MERGED_DRIFT = ("OBA", "ABO", "BAO", "BAOA", "BAOAB", "OBABO", "BOAOB")
 
 
 class Paper:

@@ -81,7 +81,7 @@ def test_three_kicks_take_a_third_each_and_merge_to_one():
         (3, r"scheme is 3; it must be a word"),
         ("OBX", r"unknown letter 'X'.*A \(drift\), B \(kick\) and O"),
         ("oba", r"unknown letter 'o'"),
-        ("EMA", r"unknown letter 'E'"),
+        ("EMA", r"unknown letter 'M'"),
         ("OB", r"has no A: without it nothing moves"),
         ("OA", r"has no B: without it the gradient is never used"),
         ("BA", r"has no O: .*set momentum=1"),

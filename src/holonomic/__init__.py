@@ -1,6 +1,6 @@
 """Holonomic: neural networks trained as constrained stochastic dynamics."""
 
-from holonomic import methods
+from holonomic import methods, schedules
 from holonomic.constraints import Circle, Constraint, LevelSet, Orthogonal, Sphere
 from holonomic.errors import (
     CheckpointError,
@@ -33,5 +33,6 @@ __all__ = [
     "from_paper",
     "groups",
     "methods",
+    "schedules",
     "to_paper",
 ]

@@ -23,6 +23,9 @@ def plain(saved: dict[str, Any], groups: list[Group], noise: Noise) -> dict[str,
         {**g, "constraint": None if g["constraint"] is None else g["constraint"].spec()}
         for g in saved["param_groups"]
     ]
+    for g in described:
+        if isinstance(g["friction"], Tensor):
+            g["friction"] = g["friction"].clone()  # a checkpoint read in place must not write here
     devices = dict.fromkeys(p.device for group in groups for p in group["params"])
     described[0]["rng_state"] = noise.state(devices)
     return {**saved, "param_groups": described}

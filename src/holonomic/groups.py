@@ -57,7 +57,7 @@ def groups(
     matched: dict[Rule, int] = dict.fromkeys(rules, 0)
     for name, p in model.named_parameters():
         known = aliases[id(p)]
-        claims = [r for r in rules if any(_matches(r, n, modules) for n in known)]
+        claims = [r for r in rules if any(matches(r, n, modules) for n in known)]
         for claim in claims:
             matched[claim] += p.requires_grad
         if not p.requires_grad:
@@ -114,7 +114,7 @@ def _owner(name: str, modules: dict[str, nn.Module]) -> nn.Module:
     return modules[name.rpartition(".")[0]]
 
 
-def _matches(rule: Rule, name: str, modules: dict[str, nn.Module]) -> bool:
+def matches(rule: Rule, name: str, modules: dict[str, nn.Module]) -> bool:
     if isinstance(rule, str):
         return fnmatchcase(name, rule)
     if isinstance(rule, type) and issubclass(rule, nn.Module):

@@ -18,6 +18,7 @@ from holonomic.phase import Phase
 from holonomic.report import GroupReport, Report
 from holonomic.scheme import Scheme, Substep, parse
 from holonomic.state import create, gather, missing, wide
+from holonomic.thermostat import Thermostat, thermostat_for
 
 Group = dict[str, Any]
 _FREE = Free()
@@ -45,6 +46,12 @@ class Langevin(Optimizer):
         weight_decay: adds ``weight_decay * q`` to the gradient, as in `torch.optim.SGD`.
         constraint: the manifold of the group's weights, or None. Weights are placed on it now.
         scheme: the splitting in letters, or "EM" or "LM".
+        coupling, noise: epsilon and sigma_A of adaptive friction, for schemes with the letters C to F
+            (see `holonomic.thermostat`); temperature is then the one its thermostat holds.
+        thermostat: one adaptive friction a "group" or a "tensor".
+        friction: its initial value; afterwards, in the group, the variable itself.
+        batch_dims: leading dimensions of unconstrained tensors that are independent systems (set by
+            `Replicas.groups`); constraints have a setting of their own.
         maximize: climb instead of descend.
         seed: seed of the optimizer's own generator. Without one, it is drawn from torch's global
             generator when noise is first needed.
@@ -66,6 +73,11 @@ class Langevin(Optimizer):
         weight_decay: float = 0.0,
         constraint: Constraint | None = None,
         scheme: str = "OBA",
+        coupling: float | None = None,
+        noise: float = 0.0,
+        thermostat: str = "group",
+        friction: float = 0.0,
+        batch_dims: int = 0,
         maximize: bool = False,
         seed: int | None = None,
         generator: torch.Generator | Noise | None = None,
@@ -87,6 +99,11 @@ class Langevin(Optimizer):
             "weight_decay": weight_decay,
             "constraint": constraint,
             "scheme": scheme,
+            "coupling": coupling,
+            "noise": noise,
+            "thermostat": thermostat,
+            "friction": friction,
+            "batch_dims": batch_dims,
             "maximize": maximize,
             "foreach": foreach is not False,
             "nonfinite": nonfinite,
@@ -144,7 +161,12 @@ class Langevin(Optimizer):
             self._prepare(part)
         # A user's own constraint may fail: such groups go first, on copies, before others move.
         for part in sorted(parts, key=lambda part: not part.constraint.joint):
-            flow = Flow(part.constraint, **settings.physics(part.group), noise=self._noise)
+            flow = Flow(
+                part.constraint,
+                **settings.physics(part.group),
+                noise=self._noise,
+                thermostat=part.thermostat(),
+            )
             flow.step_(part.work, part.forces, part.word, part.group["foreach"])
         for part in parts:
             part.finish()
@@ -162,7 +184,9 @@ class Langevin(Optimizer):
         if constraint.joint and new:
             new = {id(p) for p in params}
         first = new if group["started"] else {id(p) for p in params}
-        if scheme.first == scheme.steady or group["momentum"] == 0:
+        if scheme.adaptive:  # one thermostat moves all tensors alike
+            first = set() if group["started"] else {id(p) for p in params}
+        elif scheme.first == scheme.steady or group["momentum"] == 0:
             first = set()
         parts = []
         for word, members in (
@@ -255,6 +279,7 @@ class Langevin(Optimizer):
             cotangency=cotangency,
             temperature=float(group["temperature"]),
             kinetic_temperature=kinetic,
+            friction=_friction(group) if scheme.adaptive else math.nan,
             fallbacks=group["fallbacks"],
             skipped=group["skipped"],
         )
@@ -303,6 +328,14 @@ class _Part:
         """What to call some of the parameters: looked up only where it may be needed."""
         return settings.names_of(self.group, self.i, members)
 
+    def thermostat(self) -> Thermostat | None:
+        """The group's thermostat for these tensors, if its scheme has one."""
+        if not self.scheme.adaptive:
+            return None
+        number = {id(p): k for k, p in enumerate(self.group["params"])}
+        indices = [number[id(p)] for p in self.params]
+        return thermostat_for(self.group, self.constraint, self.work, indices)
+
     def check_fresh(self) -> None:
         """Weights may have changed since the optimizer was built: can they still be placed?"""
         if self.fresh:
@@ -315,6 +348,12 @@ class _Part:
         self.group["fallbacks"] += self.work.fallbacks
         if float(self.group["lr"]):
             self.group["started"] = True
+
+
+def _friction(group: Group) -> float:
+    """The mean adaptive friction of a group."""
+    friction = group["friction"]
+    return float(friction.mean() if isinstance(friction, Tensor) else friction)
 
 
 def _dof(params: list[Tensor], constraint: Constraint) -> int:

@@ -64,6 +64,6 @@ def draw(
     return R, S
 
 
-def squared_norm(tensors: list[Tensor]) -> float:
-    """Sum of squares, in double precision."""
-    return float(sum(torch.sum(t.double() ** 2).item() for t in tensors))
+def squares(t: Tensor, batch_dims: int) -> Tensor:
+    """The sum of squares over all but the first dimensions, in double precision."""
+    return t.double().flatten(batch_dims).square().sum(-1)

@@ -98,6 +98,7 @@ class Replicas:
         stacked = groups_of(self.template, rules, **defaults)
         for group in stacked:
             group["params"] = [(name, self._parameters[name]) for name, _ in group["params"]]
+            group["batch_dims"] = 1
             constraint = group.get("constraint")
             if isinstance(constraint, Constraint):
                 group["constraint"] = replace(constraint, batch_dims=constraint.batch_dims + 1)  # type: ignore[type-var]

@@ -17,6 +17,7 @@ class GroupReport:
     cotangency: float
     temperature: float
     kinetic_temperature: float
+    friction: float
     fallbacks: int
     skipped: int
 
@@ -38,6 +39,7 @@ class Report:
             "max |g'v|",
             "temperature",
             "kinetic",
+            "friction",
             "fallbacks",
             "skipped",
         )
@@ -54,6 +56,7 @@ class Report:
                 ),
                 f"{g.temperature:.3g}",
                 _number(g.kinetic_temperature, not math.isnan(g.kinetic_temperature)),
+                _number(g.friction, not math.isnan(g.friction)),
                 str(g.fallbacks),
                 str(g.skipped),
             )

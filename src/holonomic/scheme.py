@@ -3,6 +3,7 @@
     A  drift      q <- q - lr v          (along the geodesic, if there is a constraint)
     B  kick       v <- v + g
     O  friction   v <- mu v + sqrt(tau (1 - mu^2) / lr) R
+    C, D, E, F    friction that adapts itself, in place of O (see `holonomic.thermostat`)
 
 A letter that occurs n times takes 1/n of the step each time, so ``"BAOAB"`` has halves of B and A.
 ``"EM"`` (Euler-Maruyama) and ``"LM"`` (averaged noise) are the overdamped schemes, without momentum.
@@ -22,7 +23,7 @@ from itertools import groupby
 from holonomic.errors import SettingError
 
 OVERDAMPED = ("EM", "LM")
-LETTERS = "ABO"
+LETTERS = "ABOCDEF"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Scheme:
     @property
     def overdamped(self) -> bool:
         return self.letters in OVERDAMPED
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the friction is a variable with a thermostat of its own."""
+        return not self.overdamped and "E" in self.letters
 
 
 @cache
@@ -73,16 +79,36 @@ def _validate(letters: str) -> None:
         if letter not in LETTERS:
             raise SettingError(
                 f"scheme {letters!r} has the unknown letter {letter!r}; write it with "
-                f"A (drift), B (kick) and O (friction and noise), or use 'EM' or 'LM'."
+                f"A (drift), B (kick) and O (friction and noise) or C, D, E, F (adaptive friction), "
+                f"or use 'EM' or 'LM'."
             )
     remedies = {
         "A": "without it nothing moves",
         "B": "without it the gradient is never used",
         "O": "for motion without friction keep O and set momentum=1",
     }
+    if set("CDEF") & set(letters):
+        _validate_adaptive(letters)
+        del remedies["O"]
     for letter, remedy in remedies.items():
         if letter not in letters:
             raise SettingError(f"scheme {letters!r} has no {letter}: {remedy}.")
+
+
+def _validate_adaptive(letters: str) -> None:
+    if "O" in letters:
+        raise SettingError(
+            f"scheme {letters!r} has both O and letters of the adaptive friction; use one of them, "
+            f"as in 'BAOAB' or 'BACDEDCAB'."
+        )
+    if "E" not in letters:
+        raise SettingError(f"scheme {letters!r} has no E: without it the friction never adapts.")
+    if "F" in letters and set("CD") & set(letters):
+        raise SettingError(
+            f"scheme {letters!r} has F beside C or D; F is both of them in one, as in 'BAFEFAB'."
+        )
+    if "F" not in letters and "C" not in letters:
+        raise SettingError(f"scheme {letters!r} has neither C nor F: the friction never acts.")
 
 
 def _before_kicks(letters: str) -> int:

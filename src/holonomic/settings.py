@@ -11,6 +11,7 @@ from torch import Tensor
 from holonomic.constraints import Constraint
 from holonomic.errors import SettingError
 from holonomic.scheme import parse
+from holonomic.thermostat import SCOPES
 
 NONFINITE = ("raise", "skip", "allow")
 UNSUPPORTED = ("capturable", "differentiable", "fused", "nesterov", "dampening")
@@ -44,6 +45,31 @@ def names_of(group: Group, i: int, members: list[Tensor]) -> list[str]:
 def physics(group: Group) -> dict[str, float]:
     """The numbers the flows need."""
     return {key: float(group[key]) for key in ("lr", "momentum", "temperature")}
+
+
+def check_thermostat(group: Group, i: int) -> None:
+    """The settings of adaptive friction, where a scheme uses it."""
+    if group["thermostat"] not in SCOPES:
+        raise SettingError(
+            f"group {i}: thermostat is {group['thermostat']!r}; it must be one of {SCOPES}."
+        )
+    if not parse(group["scheme"]).adaptive:
+        return
+    if group["coupling"] is None:
+        raise SettingError(
+            f"group {i}: scheme {group['scheme']!r} adapts its friction and needs a coupling; pass "
+            f"coupling=0.1, say (how fast the friction follows the kinetic temperature)."
+        )
+    for key in ("coupling", "noise"):
+        value = group[key]
+        if not (math.isfinite(value) and value >= 0):
+            raise SettingError(f"group {i}: {key} is {value}; it must be a finite number >= 0.")
+    constraint = group["constraint"]
+    if group["thermostat"] == "tensor" and constraint is not None and constraint.joint:
+        raise SettingError(
+            f"group {i}: thermostat='tensor' cannot go with {type(constraint).__name__}, which "
+            f"links the tensors of the group; use thermostat='group'."
+        )
 
 
 def moving(group: Group, i: int) -> list[Tensor]:
@@ -108,7 +134,7 @@ def check_group(group: Group, i: int) -> None:
     """Everything that can be wrong with a new group; nothing is changed."""
     check_values(group, i)
     where = f"group {i}"
-    parse(group["scheme"])
+    check_thermostat(group, i)
     if group["nonfinite"] not in NONFINITE:
         raise SettingError(
             f"{where}: nonfinite is {group['nonfinite']!r}; it must be one of {NONFINITE}."

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from holonomic.errors import ConstraintError, SettingError
-from holonomic.phase import Phase, squared_norm
+from holonomic.phase import Phase, squares
 
 #: Weights beyond the bound of an inequality are placed this fraction inside it: at the bound itself
 #: the slack is 0, its force too, and without noise such a weight would never move again.
@@ -144,9 +144,17 @@ class Constraint:
         """max |g'(q) v|."""
         return 0.0
 
+    def energies(self, x: Phase, batch_dims: int) -> list[Tensor]:
+        """|v|^2 of every tensor in the metric of the manifold, slack included, in double precision;
+        an entry for each index of the first ``batch_dims`` dimensions."""
+        energies = [squares(v, batch_dims) for v in x.v]
+        for i, eta in enumerate(x.eta):
+            energies[i] = energies[i] + squares(eta, batch_dims)
+        return energies
+
     def kinetic(self, x: Phase) -> float:
         """|v|^2 in the metric of the manifold, slack included."""
-        return squared_norm(x.v) + squared_norm(x.eta)
+        return float(sum(e.item() for e in self.energies(x, 0)))
 
 
 class Free(Constraint):

@@ -20,7 +20,7 @@ from holonomic.constraints.base import (
     tolerance,
 )
 from holonomic.errors import ConstraintError
-from holonomic.phase import Phase, squared_norm
+from holonomic.phase import Phase, squares
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,5 +156,5 @@ class Circle(Constraint):
     def residual(self, x: Phase) -> float:
         return largest([q * q + xi * xi - self._r(q) ** 2 for q, xi in zip(x.q, x.xi, strict=True)])
 
-    def kinetic(self, x: Phase) -> float:
-        return squared_norm([v * self._r(v) for v in x.v])
+    def energies(self, x: Phase, batch_dims: int) -> list[Tensor]:
+        return [squares(v * self._r(v), batch_dims) for v in x.v]

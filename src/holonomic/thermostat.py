@@ -1,0 +1,107 @@
+"""The friction of adaptive Langevin dynamics, a variable that holds the kinetic temperature (3.21).
+
+    C  v <- exp(-h xi) v          D  v <- v + sigma_A sqrt(h) / h R          h = sqrt(lr)
+    E  xi <- xi + h coupling (lr |v|^2 - N tau)
+    F  C and D in one, solved exactly: dp = -xi p dt + sigma_A dW (2.61)
+
+If the gradient carries noise of unknown strength, the friction grows until it takes off as much energy
+as the noise brings in. In equilibrium its mean is (sigma_A^2 + h sigma_G^2) / (2 tau), with sigma_G^2 the
+variance of the gradient noise.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holonomic.constraints import Constraint
+from holonomic.errors import CheckpointError
+from holonomic.phase import Phase
+
+SCOPES = ("group", "tensor")
+
+
+@dataclass
+class Thermostat:
+    """Frictions (rows, *batch) in double precision, and which row each tensor of a phase obeys."""
+
+    friction: Tensor
+    rows: list[int]
+    dof: Tensor
+    coupling: float
+    noise: float
+    lr: float
+    temperature: float
+
+    def __post_init__(self) -> None:
+        self.h = math.sqrt(self.lr)
+
+    def damping(self, fraction: float) -> Tensor:
+        """C: exp(-h xi), a row each."""
+        return torch.exp(-fraction * self.h * self.friction)
+
+    def kick(self, fraction: float) -> float:
+        """D: the strength of the noise in v."""
+        return self.noise * math.sqrt(fraction * self.h) / self.h
+
+    def exact_kick(self, fraction: float) -> Tensor:
+        """F: sigma_A sqrt((1 - exp(-2 h xi)) / (2 xi)) / h, a row each; also where xi is 0 or below."""
+        x = 2 * fraction * self.h * self.friction
+        share = torch.where(x.abs() < 1e-8, 1 - x / 2, -torch.expm1(-x) / x)
+        return self.kick(fraction) * share.sqrt()
+
+    def regulate_(self, energies: Sequence[Tensor], fraction: float) -> None:
+        """E: xi <- xi + h coupling (lr |v|^2 - N tau)."""
+        excess = -self.dof * self.temperature
+        for row, energy in zip(self.rows, energies, strict=True):
+            excess[row] += self.lr * energy
+        self.friction.add_(excess, alpha=fraction * self.h * self.coupling)
+
+    def scale_(self, tensors: Sequence[Tensor], factors: Tensor) -> None:
+        """Multiply every tensor by the factor of its row."""
+        if factors.numel() == 1:
+            if tensors:
+                torch._foreach_mul_(list(tensors), factors.item())
+            return
+        for t, row in zip(tensors, self.rows, strict=False):
+            factor = factors[row].to(t.dtype)
+            t.mul_(factor.reshape(factor.shape + (1,) * (t.dim() - factor.dim())))
+
+
+def thermostat_for(
+    group: dict[str, Any], constraint: Constraint, x: Phase, indices: list[int]
+) -> Thermostat:
+    """The thermostat of a group for some of its tensors; its friction is the group's own tensor,
+    made at rest on first use."""
+    params = group["params"]
+    batch = params[0].shape[: batch_dims_of(group, constraint)]
+    shared = group["thermostat"] == "group"
+    shape = (1 if shared else len(params), *batch)
+    friction = group["friction"]
+    if not isinstance(friction, Tensor):
+        friction = torch.full(shape, float(friction or 0.0), dtype=torch.float64)
+        friction = group["friction"] = friction.to(params[0].device)
+    if tuple(friction.shape) != shape:
+        raise CheckpointError(
+            f"the friction of the group has shape {tuple(friction.shape)} and must have {shape}: a "
+            f"row a thermostat and an entry a replica; build the optimizer as it was saved."
+        )
+    rows = [0 if shared else i for i in indices]
+    dof = torch.zeros_like(friction)
+    for row, q in zip(rows, x.q, strict=True):
+        dof[row] += q.numel() / batch.numel()
+    if constraint.joint:
+        dof[0] -= constraint.constraints(x.q) / batch.numel()
+    else:
+        for row, q in zip(rows, x.q, strict=True):
+            dof[row] -= constraint.constraints([q]) / batch.numel()
+    values = {key: float(group[key]) for key in ("coupling", "noise", "lr", "temperature")}
+    return Thermostat(friction, rows, dof, **values)
+
+
+def batch_dims_of(group: dict[str, Any], constraint: Constraint) -> int:
+    """How many leading dimensions of the group's tensors are a batch of independent systems."""
+    return constraint.batch_dims if group["constraint"] is not None else int(group["batch_dims"])
