@@ -1,6 +1,6 @@
 """Holonomic: neural networks trained as constrained stochastic dynamics."""
 
-from holonomic import methods, schedules
+from holonomic import diagnostics, methods, schedules
 from holonomic.constraints import Circle, Constraint, LevelSet, Orthogonal, Sphere
 from holonomic.errors import (
     CheckpointError,
@@ -30,6 +30,7 @@ __all__ = [
     "RunningMean",
     "SettingError",
     "Sphere",
+    "diagnostics",
     "from_paper",
     "groups",
     "methods",
