@@ -4,13 +4,13 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-all lint bench clean
+.PHONY: help setup demo test lint bench clean
 
 help:
 	@echo "make demo   train the two-turn spiral and draw a report (about two minutes)"
 	@echo "make test   run the tests"
 	@echo "make lint   ruff and mypy"
-	@echo "make bench  measure against peers"
+	@echo "make bench  measure against an ordinary loop"
 
 setup: .venv/ready
 
@@ -31,6 +31,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: setup
+	@$(BIN)/python benchmarks/replicas.py
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info

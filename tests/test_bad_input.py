@@ -359,3 +359,32 @@ def test_every_error_is_a_holonomic_error() -> None:
     for kind in (SettingError, ConstraintError, NonFiniteError, hm.CheckpointError):
         assert issubclass(kind, hm.HolonomicError)
     assert issubclass(SettingError, ValueError)  # what torch's optimizers raise
+
+
+def test_a_stack_and_its_constraint_must_agree() -> None:
+    stack = torch.nn.Parameter(torch.randn(5, 3, 4))
+    before = stack.detach().clone()
+    group = {"params": [stack], "batch_dims": 1}
+    with pytest.raises(SettingError, match=r"give the constraint to Replicas\.groups"):
+        Langevin([group], constraint=hm.Sphere(1.0, slack=False))
+    with pytest.raises(SettingError, match="batch_dims is -1"):
+        Langevin([stack], batch_dims=-1)
+    other = torch.nn.Parameter(torch.zeros(4, 2))
+    with pytest.raises(SettingError, match="tensors of one group must be stacked alike"):
+        Langevin([stack, other], batch_dims=1)
+    noise = hm.Replicas(lambda: torch.nn.Linear(2, 2), 5).noise()
+    with pytest.raises(SettingError, match="must be stacked over the replicas"):
+        Langevin([other], generator=noise)
+    assert torch.equal(stack, before)
+
+
+@pytest.mark.parametrize("generator", [3, "seed"])
+def test_a_generator_that_is_none(generator: object) -> None:
+    with pytest.raises(SettingError, match=r"give a torch\.Generator, or a seed"):
+        Langevin([torch.nn.Parameter(torch.zeros(1))], generator=generator)
+
+
+@pytest.mark.parametrize("scheme", [["B", "A"], 3, ""])
+def test_a_scheme_that_is_no_word(scheme: object) -> None:
+    with pytest.raises(SettingError, match="it must be a word"):
+        Langevin([torch.nn.Parameter(torch.zeros(1))], scheme=scheme)

@@ -626,3 +626,53 @@ def test_deepcopied_model_and_optimizer_run_on_alike() -> None:
             loss_of(m).backward()
             o.step()
     assert same(model.parameters(), other.parameters())
+
+
+@pytest.mark.parametrize("scheme", ["OBA", "BAOAB", "BACDEDCAB"])
+def test_with_noise_a_larger_step_does_not_heat_the_weights(scheme: str) -> None:
+    """In equilibrium p = -sqrt(lr) v has the variance tau whatever lr is, so p is what a change of
+    lr keeps. (v kept instead would make the kinetic temperature jump by the ratio, here 1e4.)"""
+    q = torch.nn.Parameter(torch.zeros(20_000))
+    opt = Langevin(
+        [q],
+        lr=1e-5,
+        momentum=0.5,
+        temperature=1e-2,
+        scheme=scheme,
+        seed=0,
+        coupling=1e-4,
+        noise=0.1,
+    )
+
+    def advance_once() -> float:
+        q.grad = q.detach().clone()
+        opt.step()
+        return opt.report().groups[0].kinetic_temperature
+
+    for _ in range(30):
+        cold = advance_once()
+    opt.param_groups[0]["lr"] = 0.1
+    hot = advance_once()
+    assert hot < 3 * max(cold, 1e-2)
+    assert q.detach().std() < 3 * 0.1  # its spread in equilibrium is sqrt(tau) = 0.1
+
+
+def test_ranks_without_a_seed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would draw noise of its own, and the weights would drift apart."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    q = torch.nn.Parameter(torch.zeros(3))
+    q.grad = torch.zeros(3)
+    with pytest.raises(SettingError, match=r"4 processes train together.*same seed="):
+        Langevin([q], lr=0.1, temperature=1.0).step()
+    assert torch.equal(q, torch.zeros(3))
+    Langevin([q], lr=0.1, temperature=1.0, seed=0).step()
+    assert not torch.equal(q, torch.zeros(3))
+
+
+def test_loading_keeps_the_constraint_itself() -> None:
+    params, opt = build("LevelSet")
+    advance(params, opt, 2)
+    constraint = opt.param_groups[0]["constraint"]
+    opt.load_state_dict(opt.state_dict())
+    assert opt.param_groups[0]["constraint"] is constraint

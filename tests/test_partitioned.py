@@ -354,6 +354,10 @@ def test_adlala_with_a_constraint(constraint):
     assert abs(sum(temperatures) / len(temperatures) / 0.2 - 1) < 0.15
 
 
+def squared(output: Tensor, y: Tensor) -> Tensor:
+    return ((output - y) ** 2).mean()
+
+
 def test_each_replica_has_its_own_thermostat():
     def build(n: int, first: int) -> hm.Replicas:
         make = lambda: nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))  # noqa: E731
@@ -372,7 +376,7 @@ def test_each_replica_has_its_own_thermostat():
         order = replicas.order(X.float(), Y.float(), 10)
         for _ in range(30):
             for x, y in order:
-                replicas.backward(lambda o, t: ((o - t) ** 2).mean(), x, y)
+                replicas.backward(squared, x, y)
                 opt.step()
         return replicas, opt
 
@@ -387,6 +391,48 @@ def test_each_replica_has_its_own_thermostat():
     )
     for (name, p), (_, q) in zip(many.named_parameters(), one.named_parameters(), strict=True):
         torch.testing.assert_close(p[3], q[0], atol=1e-5, rtol=1e-4, msg=name)
+
+
+# ---------------------------------------------------------------------- checkpoints of frictions
+def test_frictions_of_another_shape_are_refused_before_anything_changes():
+    model = net()
+    opt = METHODS["adl"](model, seed=0)
+    step(model, opt)
+    other = net()
+    by_tensor = METHODS["adl"](other, seed=0, thermostat="tensor")
+    step(other, by_tensor)
+    before = copy.deepcopy(by_tensor.state_dict())
+    with pytest.raises(
+        hm.CheckpointError, match=r"shape \(1,\) and the optimizer's must have \(4,\)"
+    ):
+        by_tensor.load_state_dict(opt.state_dict())
+    after = by_tensor.state_dict()
+    assert torch.equal(after["param_groups"][0]["friction"], before["param_groups"][0]["friction"])
+
+
+def test_a_checkpoint_without_newer_settings_loads():
+    model = net()
+    opt = METHODS["langevin"](model, seed=0)
+    step(model, opt)
+    saved = opt.state_dict()
+    for key in ("friction", "coupling", "noise", "thermostat", "batch_dims", "last_lr"):
+        del saved["param_groups"][0][key]
+    opt.load_state_dict(saved)
+    step(model, opt)
+    assert opt.param_groups[0]["thermostat"] == "group"
+
+
+def test_frictions_follow_their_parameters():
+    model = net()
+    opt = METHODS["adl"](model, seed=0)
+    step(model, opt)
+    group = opt.param_groups[0]
+    expected = group["friction"].clone()
+    group["friction"] = group["friction"].float()  # as a tool may leave it
+    step(model, opt)
+    assert group["friction"].dtype == torch.float64
+    assert group["friction"].device == next(model.parameters()).device
+    assert not torch.equal(group["friction"], expected)
 
 
 # ---------------------------------------------------------------------- splits and bad input
@@ -411,9 +457,18 @@ def test_output_part():
         methods.lol(nn.Linear(2, 2), 0.1, 0.9, 0.0)
 
 
+def test_output_part_knows_tied_weights():
+    model = nn.Module()
+    model.embedding, model.body, model.head = nn.Embedding(5, 3), nn.Linear(3, 3), nn.Linear(3, 5)
+    model.head.weight = model.embedding.weight
+    assert output_part(model, "head.*") == ["embedding.weight", "head.bias"]
+    assert output_part(model) == ["embedding.weight", "head.bias"]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"scheme": "BACDEDCAB", "coupling": 0.1, "friction": math.nan}, "friction is nan"),
         ({"scheme": "BACDEDCAB"}, "'BACDEDCAB' adapts its friction and needs a coupling"),
         ({"scheme": "BACDEDCAB", "coupling": -1.0}, "coupling is -1.0"),
         ({"scheme": "BACDEDCAB", "coupling": 0.1, "noise": -0.5}, "noise is -0.5"),

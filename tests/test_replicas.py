@@ -1,6 +1,7 @@
 """Stacked replicas are the single runs they stand for."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -112,7 +113,7 @@ def test_predict_shared_and_own_inputs():
     assert shared.shape == (11, 40, 1)
     torch.testing.assert_close(shared[9], replicas[9](X))
     own = torch.randn(11, 5, 2)
-    torch.testing.assert_close(replicas.predict(own, chunk=4)[7], replicas[7](own[7]))
+    torch.testing.assert_close(replicas.predict(own, own=True, chunk=4)[7], replicas[7](own[7]))
 
 
 def test_order_goes_through_the_data_once_an_epoch_each_in_its_own_way():
@@ -127,7 +128,7 @@ def test_order_goes_through_the_data_once_an_epoch_each_in_its_own_way():
     assert not torch.equal(epochs[0][0], epochs[0][1])
     assert not torch.equal(epochs[0], epochs[1])
     own = torch.arange(30.0).reshape(3, 10)
-    rows = torch.cat([y for _, y in replicas.order(own.unsqueeze(2), own, 5)], dim=1)
+    rows = torch.cat([y for _, y in replicas.order(own.unsqueeze(2), own, 5, own=True)], dim=1)
     assert torch.equal(rows.sort(1).values, own)
 
 
@@ -255,9 +256,55 @@ def test_bad_input_is_named():
         replicas[3]
     with pytest.raises(hm.SettingError, match="batch_size is 41"):
         replicas.order(X, Y, 41)
-    with pytest.raises(hm.SettingError, match="x has 40 rows and y has 39"):
+    with pytest.raises(hm.SettingError, match=r"x has shape \(40, 2\) and y \(39, 1\)"):
         replicas.order(X, Y[:-1], 4)
     with pytest.raises(hm.CheckpointError, match=r"0.weight"):
         replicas.load_state_dict({"0.weight": torch.zeros(1)})
     with pytest.raises(hm.SettingError, match="must be stacked over the replicas"):
         replicas.noise().like(torch.empty(4, 2))
+
+
+def test_copies_of_an_optimizer_go_on_with_the_same_noise():
+    _, opt = trained(3, 0, "circle", "BAOAB", 1e-3, steps=20)
+    twin = pickle.loads(pickle.dumps(opt._noise))
+    shape = torch.empty(3, 50)
+    for _ in range(900):  # over the end of a block
+        assert torch.equal(opt._noise.like(shape), twin.like(shape))
+    assert copy.deepcopy(opt).param_groups[0]["name"] == opt.param_groups[0]["name"]
+
+
+def test_tied_weights_and_passing_buffers_can_be_taken_out():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+            self.b.weight = self.a.weight
+            self.register_buffer("m", torch.ones(1), persistent=False)
+
+        def forward(self, x):
+            return self.b(self.a(x)) * self.m
+
+    replicas = hm.Replicas(Tied, 3)
+    x = torch.randn(4, 2)
+    torch.testing.assert_close(replicas[1](x), replicas.predict(x)[1])
+
+
+def test_shared_inputs_are_never_taken_for_own_ones():
+    replicas = hm.Replicas(lambda: nn.Linear(4, 1), 8)
+    shared = torch.randn(8, 2, 4)  # a batch of 8 sequences, as many as there are replicas
+    assert replicas.predict(shared).shape == (8, 8, 2, 1)
+    data = torch.randn(8, 4)
+    x, y = next(iter(replicas.order(data, data, 2)))
+    assert x.shape == y.shape == (8, 2, 4)
+
+
+def test_a_loss_made_anew_every_step_is_warned_of():
+    replicas = hm.Replicas(net, 1)
+    x, y = torch.zeros(1, 2, 2), torch.zeros(1, 2, 1)
+
+    def steps():
+        for k in range(40):
+            replicas.backward(lambda o, t, k=k: (o - t).square().mean() * k, x, y)
+
+    with pytest.warns(UserWarning, match="define it once, outside"):
+        steps()

@@ -154,3 +154,22 @@ def test_tempering_is_saved_and_scales_momenta():
 def test_bad_input(make, message):
     with pytest.raises(hm.SettingError, match=message):
         make(two_groups())
+
+
+def test_an_energy_that_is_not_finite_is_refused():
+    schedule = Tempering(two_groups(), [1.0, 2.0], lambda: float("nan"), seed=0)
+
+    def steps() -> None:
+        for _ in range(20):
+            schedule.step()
+
+    with pytest.raises(hm.NonFiniteError, match="the energy is nan"):
+        steps()
+
+
+def test_groups_added_later_are_noticed():
+    opt = two_groups()
+    schedule = Cyclic(opt, 4)
+    opt.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    with pytest.raises(hm.SettingError, match="has 3 groups and the schedule was made for 2"):
+        schedule.step()

@@ -9,9 +9,11 @@ from torch import Tensor
 from holonomic.constraints import Constraint
 from holonomic.errors import CheckpointError
 from holonomic.noise import Noise
+from holonomic.phase import wide
 from holonomic.scheme import parse
 from holonomic.settings import names as names_in
-from holonomic.state import KEYS, State, create, gather, wide
+from holonomic.state import KEYS, State, create, gather
+from holonomic.thermostat import friction_shape
 
 Group = dict[str, Any]
 
@@ -58,6 +60,9 @@ def fitted(
         _same_shapes(i, old, group, state_dict["state"])
         if "scheme" in old:
             _match(i, old["constraint"], group["constraint"])
+            _match_friction(i, old, group)
+            for key, value in group.items():  # settings that are newer than the checkpoint
+                old.setdefault(key, value)
         else:
             _from_sgd(i, old, group)
             foreign.append(i)
@@ -118,6 +123,19 @@ def _same_shapes(i: int, old: Group, group: Group, state: Mapping[Any, Any]) -> 
                     f"{tuple(entry.shape)}; load the checkpoint of this model, with its parameters "
                     f"in the same order."
                 )
+
+
+def _match_friction(i: int, old: Group, group: Group) -> None:
+    friction = old.get("friction")
+    if not isinstance(friction, Tensor):
+        return
+    shape = friction_shape(group)
+    if tuple(friction.shape) != shape:
+        raise CheckpointError(
+            f"group {i} of the checkpoint has frictions of shape {tuple(friction.shape)} and the "
+            f"optimizer's must have {shape}: a row a thermostat and an entry a replica; build it as "
+            f"it was saved."
+        )
 
 
 def _from_sgd(i: int, old: Group, group: Group) -> None:

@@ -36,8 +36,20 @@ class Flow:
         self.noise = noise
         self.thermostat = thermostat
 
-    def step_(self, x: Phase, g: Sequence[Tensor], word: Sequence[Substep], foreach: bool) -> None:
-        """Apply the letters of a word, one after the other, to every tensor."""
+    def step_(
+        self,
+        x: Phase,
+        g: Sequence[Tensor],
+        word: Sequence[Substep],
+        foreach: bool,
+        rescale: float = 1.0,
+    ) -> None:
+        """Apply the letters of a word, one after the other, to every tensor; before them, ``rescale``
+        the momenta, which keeps p = -sqrt(lr) v what it was if lr has changed."""
+        if rescale != 1:
+            for momenta in (x.v, x.eta):
+                if momenta:
+                    torch._foreach_mul_(momenta, rescale)
         parts = [(x, g)]
         if not (foreach or self.constraint.batched or self.thermostat):
             parts = [(x.single(i), g[i : i + 1]) for i in range(len(x.q))]

@@ -14,10 +14,10 @@ from holonomic.constraints import Constraint, Free
 from holonomic.errors import NonFiniteError, SettingError
 from holonomic.flows import Flow
 from holonomic.noise import Noise
-from holonomic.phase import Phase
+from holonomic.phase import Phase, wide
 from holonomic.report import GroupReport, Report
 from holonomic.scheme import Scheme, Substep, parse
-from holonomic.state import create, gather, missing, wide
+from holonomic.state import create, gather, missing
 from holonomic.thermostat import Thermostat, thermostat_for
 
 Group = dict[str, Any]
@@ -88,6 +88,8 @@ class Langevin(Optimizer):
         fused: bool | None = None,
     ) -> None:
         settings.reject(capturable=capturable, differentiable=differentiable, fused=fused)
+        if not isinstance(generator, torch.Generator | Noise | None):
+            raise SettingError(f"generator is {generator!r}; give a torch.Generator, or a seed.")
         if seed is not None and generator is not None:
             raise SettingError(f"seed={seed} and a generator were both given; give one of them.")
         self._noise = generator if isinstance(generator, Noise) else Noise(seed, generator)
@@ -103,6 +105,7 @@ class Langevin(Optimizer):
             "noise": noise,
             "thermostat": thermostat,
             "friction": friction,
+            "last_lr": None,  # of the last step that moved: see _Part.rescale
             "batch_dims": batch_dims,
             "maximize": maximize,
             "foreach": foreach is not False,
@@ -125,6 +128,7 @@ class Langevin(Optimizer):
         super().add_param_group(param_group)
         try:
             settings.check_group(self.param_groups[before], before)
+            self._noise.check(self.param_groups[before]["params"])
         except Exception:
             del self.param_groups[before]
             raise
@@ -161,13 +165,9 @@ class Langevin(Optimizer):
             self._prepare(part)
         # A user's own constraint may fail: such groups go first, on copies, before others move.
         for part in sorted(parts, key=lambda part: not part.constraint.joint):
-            flow = Flow(
-                part.constraint,
-                **settings.physics(part.group),
-                noise=self._noise,
-                thermostat=part.thermostat(),
-            )
-            flow.step_(part.work, part.forces, part.word, part.group["foreach"])
+            physics = settings.physics(part.group)
+            flow = Flow(part.constraint, **physics, noise=self._noise, thermostat=part.thermostat)
+            flow.step_(part.work, part.forces, part.word, part.group["foreach"], part.rescale())
         for part in parts:
             part.finish()
         return loss
@@ -219,6 +219,7 @@ class Langevin(Optimizer):
         if group["weight_decay"]:
             grads = list(torch._foreach_add(grads, part.work.q, alpha=group["weight_decay"]))
         part.forces = grads
+        part.thermostat = part.make_thermostat()
 
     def _refused(self, parts: list["_Part"]) -> bool:
         """Whether the step must be skipped for NaN or Inf in a gradient; raises if asked to."""
@@ -297,7 +298,10 @@ class Langevin(Optimizer):
             settings.check_group(self.param_groups[i], i)
         if rng is not None:
             self._noise.restore(rng)
+        constraints = [group["constraint"] for group in self.param_groups]
         super().load_state_dict(saved)
+        for group, constraint in zip(self.param_groups, constraints, strict=True):
+            group["constraint"] = constraint  # the very same: torch makes deep copies
         for i in foreign:
             group = self.param_groups[i]
             checkpoint.adopt_momenta(group, settings.names(group, i), self.state, self._noise)
@@ -323,12 +327,22 @@ class _Part:
         self.grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
         self.forces: list[Tensor] = []
         self.home = self.work = Phase([])
+        self.thermostat: Thermostat | None = None
 
     def names(self, members: list[Tensor]) -> list[str]:
         """What to call some of the parameters: looked up only where it may be needed."""
         return settings.names_of(self.group, self.i, members)
 
-    def thermostat(self) -> Thermostat | None:
+    def rescale(self) -> float:
+        """With noise, momenta are in equilibrium as p = -sqrt(lr) v, so p is kept when lr changes (v
+        alone would be too hot by the ratio of the steps). Without noise v is kept, as in SGD."""
+        group, last = self.group, self.group["last_lr"]
+        lr = float(group["lr"])
+        if not lr or not last or not (group["temperature"] or self.scheme.adaptive):
+            return 1.0
+        return math.sqrt(last / lr)
+
+    def make_thermostat(self) -> Thermostat | None:
         """The group's thermostat for these tensors, if its scheme has one."""
         if not self.scheme.adaptive:
             return None
@@ -348,6 +362,7 @@ class _Part:
         self.group["fallbacks"] += self.work.fallbacks
         if float(self.group["lr"]):
             self.group["started"] = True
+            self.group["last_lr"] = float(self.group["lr"])
 
 
 def _friction(group: Group) -> float:

@@ -153,7 +153,8 @@ def dhsgdc(
     constraints: Mapping[Any, Constraint] | None = None,
     **settings: Any,
 ) -> Langevin:
-    """The contractive variant of `dhsgd`: the output steps h = sqrt(lr) down the gradient."""
+    """The contractive variant of `dhsgd`: the output steps h = sqrt(lr) down the gradient. (A
+    learning-rate scheduler scales the lr of both parts alike, so the relation holds at the start.)"""
     output = {"scheme": "EM", "lr": math.sqrt(lr)}
     hidden = {"momentum": 1.0, "scheme": "BAOAB"}
     return Langevin(_partition(model, split, constraints, hidden, output), lr=lr, **settings)
@@ -198,16 +199,21 @@ def output_part(model: nn.Module, split: Split = None) -> list[str]:
     >>> output_part(model)
     ['2.weight', '2.bias']
     """
-    named = [name for name, p in model.named_parameters() if p.requires_grad]
+    aliases: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        aliases.setdefault(id(p), []).append(name)
+    known = {name: aliases[id(p)] for name, p in model.named_parameters() if p.requires_grad}
+    named = list(known)
     if split is None or isinstance(split, int):
-        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in named))
+        trained = [n for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
+        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in trained))
         count = 1 if split is None else split
         last = layers[-count:] if count > 0 else []
-        output = [name for name in named if name.rpartition(".")[0] in last]
+        output = [n for n in named if any(a.rpartition(".")[0] in last for a in known[n])]
     else:
         rules = [split] if isinstance(split, str | type) else list(split)
         modules = dict(model.named_modules(remove_duplicate=False))
-        output = [name for name in named if any(matches(r, name, modules) for r in rules)]
+        output = [n for n in named if any(matches(r, a, modules) for r in rules for a in known[n])]
     for part, what in ((output, "output"), (set(named) - set(output), "hidden")):
         if not part:
             raise SettingError(

@@ -30,6 +30,7 @@ class Noise:
         key = str(device)
         if key not in self._generators:
             if self._seed is None:
+                _require_one_process()
                 self._seed = int(torch.randint(2**62, ()).item())
             self._generators[key] = torch.Generator(device).manual_seed(self._seed)
         return self._generators[key]
@@ -37,6 +38,9 @@ class Noise:
     def like(self, tensor: Tensor) -> Tensor:
         """Independent standard normal numbers in the shape of a tensor."""
         return torch.empty_like(tensor).normal_(generator=self.on(tensor.device))
+
+    def check(self, tensors: Iterable[Tensor]) -> None:
+        """Raise if there can be no noise for these tensors."""
 
     def state(self, devices: Iterable[torch.device] = ()) -> dict[str, Any]:
         """The seed and, by device, the state of every generator.
@@ -79,6 +83,19 @@ def set_state(generator: torch.Generator, state: Tensor) -> None:
     generator.set_state(state.cpu().clone())
 
 
+def _require_one_process() -> None:
+    """Ranks that train one model must draw the same noise, and their global generators may differ."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        count = distributed.get_world_size()
+        if count > 1:
+            raise SettingError(
+                f"{count} processes train together and the optimizer has no seed, so each would draw "
+                f"noise of its own and the weights would drift apart; pass the same seed= on every "
+                f"rank."
+            )
+
+
 class ReplicaNoise(Noise):
     """Noise for stacked tensors (n, ...): one independent stream a replica.
 
@@ -104,14 +121,18 @@ class ReplicaNoise(Noise):
             "the noise of replicas has no single generator; initialize weights before stacking them."
         )
 
-    def like(self, tensor: Tensor) -> Tensor:
+    def check(self, tensors: Iterable[Tensor]) -> None:
         n = len(self._streams)
-        if tensor.shape[:1] != (n,) or tensor.device != self._device:
-            raise SettingError(
-                f"noise for {n} replicas on {self._device} was asked for a tensor of shape "
-                f"{tuple(tensor.shape)} on {tensor.device}; every tensor of the optimizer must be "
-                f"stacked over the replicas."
-            )
+        for t in tensors:
+            if t.shape[:1] != (n,) or t.device != self._device:
+                raise SettingError(
+                    f"noise for {n} replicas on {self._device} was asked for a tensor of shape "
+                    f"{tuple(t.shape)} on {t.device}; every tensor of the optimizer must be "
+                    f"stacked over the replicas."
+                )
+
+    def like(self, tensor: Tensor) -> Tensor:
+        self.check([tensor])
         size = tensor[0].numel()
         if self._cursor + size > self._width:
             self._refill(size)
@@ -130,6 +151,7 @@ class ReplicaNoise(Noise):
         spare, origin, pending = self._next
         for future in pending:
             future.result()
+        self._next = None  # before it is used: an interrupt must not make the same noise come twice
         self._block, self._origin, self._cursor = spare, origin, 0
         self._prefetch()
 
@@ -156,6 +178,14 @@ class ReplicaNoise(Noise):
             for g, state in zip(self._streams, origin, strict=True):
                 g.set_state(state)
             self._next = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: streams where they stand, no threads."""
+        return {"device": self._device, "state": self.state()}
+
+    def __setstate__(self, saved: dict[str, Any]) -> None:
+        self.__init__([0] * len(saved["state"]["streams"]), saved["device"])  # type: ignore[misc]
+        self.restore(saved["state"])
 
     def state(self, devices: Iterable[torch.device] = ()) -> dict[str, Any]:
         place = torch.tensor([self._width, self._cursor])

@@ -64,6 +64,11 @@ def draw(
     return R, S
 
 
+def wide(t: Tensor) -> Tensor:
+    """Low precision is computed in float32 and rounded once, at the end of the step."""
+    return t.float() if t.dtype.itemsize < 4 else t
+
+
 def squares(t: Tensor, batch_dims: int) -> Tensor:
     """The sum of squares over all but the first dimensions, in double precision."""
-    return t.double().flatten(batch_dims).square().sum(-1)
+    return t.double().reshape(*t.shape[:batch_dims], -1).square().sum(-1)

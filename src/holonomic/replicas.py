@@ -1,5 +1,6 @@
 """Many independent runs as one stacked model: one batched forward, one optimizer step."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
@@ -21,6 +22,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Penalty = Callable[[dict[str, Tensor]], Tensor]
 
 _INIT, _ORDER, _NOISE = 0, 1, 2  # what a replica's seeds are for
+_TRACES = 32  # computations kept before they are forgotten
 
 
 def child_seed(seed: int, *path: int) -> int:
@@ -109,9 +111,11 @@ class Replicas:
         device = next(self.parameters()).device
         return ReplicaNoise([self._child(_NOISE, i) for i in range(self.n)], device)
 
-    def order(self, x: Tensor, y: Tensor, batch_size: int) -> "ReplicaOrder":
-        """Batches for every replica, each in its own random order (see `ReplicaOrder`)."""
-        return ReplicaOrder(x, y, batch_size, [self._child(_ORDER, i) for i in range(self.n)])
+    def order(self, x: Tensor, y: Tensor, batch_size: int, *, own: bool = False) -> "ReplicaOrder":
+        """Batches for every replica, each in its own random order, from data they share or (``own``)
+        data of its own (see `ReplicaOrder`)."""
+        seeds = [self._child(_ORDER, i) for i in range(self.n)]
+        return ReplicaOrder(x, y, batch_size, seeds, own=own)
 
     def _child(self, what: int, i: int) -> int:
         return child_seed(self.seed, what, self.first + i)
@@ -123,10 +127,11 @@ class Replicas:
         return vmap(self._one)(self._parameters, self._buffers, x)
 
     @torch.no_grad()
-    def predict(self, x: Tensor, *, chunk: int = 8) -> Tensor:
-        """Every replica on the same inputs (batch, ...), or on its own (n, batch, ...) if there is
-        one dimension more; without gradients, ``chunk`` replicas at a time."""
-        own = x.dim() > 2 and len(x) == self.n
+    def predict(self, x: Tensor, *, own: bool = False, chunk: int = 8) -> Tensor:
+        """Every replica on the same inputs (batch, ...), or each on its ``own`` (n, batch, ...);
+        without gradients, ``chunk`` replicas at a time."""
+        if own:
+            self._check_batch("x", x)
         outputs = []
         for start in range(0, self.n, chunk):
             part = slice(start, start + chunk)
@@ -142,13 +147,21 @@ class Replicas:
         """Set the gradients of all replicas at once, and return their losses (n,).
 
         ``loss(output, y)`` is the loss of one replica, ``penalty(parameters)`` is added to it. The
-        computation is traced once per shape and then replayed without Python or autograd in it.
+        computation is traced once for each loss, penalty and shape, and then replayed without Python
+        or autograd in it: whatever they read besides their arguments is a constant.
         """
         self._check_batch("x", x)
         self._check_batch("y", y)
         key = (loss, penalty, x.shape, y.shape, x.dtype, y.dtype)
         parameters = {k: p.detach() for k, p in self._parameters.items()}
         if key not in self._traced:
+            if len(self._traced) == _TRACES:
+                warnings.warn(
+                    f"backward has traced {_TRACES} different losses or shapes; a loss written as a "
+                    f"lambda inside the loop is a new one every time: define it once, outside.",
+                    stacklevel=2,
+                )
+                self._traced.clear()
             self._traced[key] = self._trace(loss, penalty, parameters, x, y)
         with torch.no_grad():
             grads, losses = self._traced[key](parameters, self._buffers, x, y)
@@ -183,7 +196,9 @@ class Replicas:
             raise IndexError(f"replica {i} of {self.n}")
         module = deepcopy(self.template)
         parts = {**self._parameters, **self._buffers}
-        module.load_state_dict({name: t[i].detach().clone() for name, t in parts.items()})
+        with torch.no_grad():
+            for name, t in (*module.named_parameters(), *module.named_buffers()):
+                t.copy_(parts[name][i])
         return module
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -211,16 +226,21 @@ class Replicas:
 class ReplicaOrder:
     """One epoch of batches for every replica, each in its own random order, epoch after epoch.
 
-    Data of shape (N, ...) is shared; (n, N, ...) gives each replica its own. A last batch smaller
-    than the others is kept. Iterating goes through one epoch; `state_dict` (between epochs) resumes.
+    Data of shape (N, ...) is shared; with ``own``, (n, N, ...) gives each replica its own. A last
+    batch smaller than the others is kept. Iterating goes through one epoch; `state_dict` (between
+    epochs) resumes.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, batch_size: int, seeds: list[int]) -> None:
-        n = len(seeds)
-        self._own = y.dim() > 1 and len(y) == n and x.shape[:2] == y.shape[:2]
-        self._size = y.shape[1] if self._own else len(y)
-        if len(x) != len(y):
-            raise SettingError(f"x has {len(x)} rows and y has {len(y)}; they must go together.")
+    def __init__(
+        self, x: Tensor, y: Tensor, batch_size: int, seeds: list[int], *, own: bool = False
+    ) -> None:
+        lead = 2 if own else 1
+        if x.shape[:lead] != y.shape[:lead] or (own and len(x) != len(seeds)):
+            what = f"(n = {len(seeds)}, data)" if own else "(data,)"
+            raise SettingError(
+                f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}; both must begin with {what}."
+            )
+        self._own, self._size = own, x.shape[lead - 1]
         if not 1 <= batch_size <= self._size:
             raise SettingError(
                 f"batch_size is {batch_size}; it must lie between 1 and the {self._size} data."

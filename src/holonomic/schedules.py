@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from holonomic.errors import CheckpointError, SettingError
+from holonomic.errors import CheckpointError, NonFiniteError, SettingError
 
 
 class Schedule:
@@ -35,6 +35,11 @@ class Schedule:
         self._apply()
 
     def _apply(self) -> None:
+        if len(self.bases) != len(self.optimizer.param_groups):
+            raise SettingError(
+                f"the optimizer has {len(self.optimizer.param_groups)} groups and the schedule was "
+                f"made for {len(self.bases)}; make it after all groups have been added."
+            )
         factor = self.factor(self.steps)
         for group, base in zip(self.optimizer.param_groups, self.bases, strict=True):
             group["temperature"] = base * factor
@@ -152,7 +157,13 @@ class Tempering(Schedule):
         if not 0 <= j < len(self.ladder):
             return
         i = self.rung
-        gain = float(self.energy()) * (1 / self.ladder[i] - 1 / self.ladder[j])
+        energy = float(self.energy())
+        if not math.isfinite(energy):
+            raise NonFiniteError(
+                f"Tempering: the energy is {energy}, so no move can be judged; lower lr, or start from "
+                f"weights that have not diverged."
+            )
+        gain = energy * (1 / self.ladder[i] - 1 / self.ladder[j])
         if chance < math.exp(min(0.0, gain + self.weights[j] - self.weights[i])):
             self.rung = j
             scale = math.sqrt(self.ladder[j] / self.ladder[i])

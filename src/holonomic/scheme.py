@@ -52,13 +52,21 @@ class Scheme:
         return not self.overdamped and "E" in self.letters
 
 
-@cache
 def parse(letters: str) -> Scheme:
     """Read a scheme, or raise a `SettingError` that says which letter is wrong.
 
     >>> [(s.letter, s.fraction) for s in parse("BAOAB").steady]
     [('B', 1.0), ('A', 0.5), ('O', 1.0), ('A', 0.5)]
     """
+    if not isinstance(letters, str) or not letters:
+        raise SettingError(
+            f"scheme is {letters!r}; it must be a word such as 'OBA', 'BAOAB' or 'EM'."
+        )
+    return _parse(letters)
+
+
+@cache
+def _parse(letters: str) -> Scheme:
     if letters in OVERDAMPED:
         whole = (Substep(letters, 1.0),)
         return Scheme(letters, whole, whole)
@@ -71,10 +79,6 @@ def parse(letters: str) -> Scheme:
 
 
 def _validate(letters: str) -> None:
-    if not isinstance(letters, str) or not letters:
-        raise SettingError(
-            f"scheme is {letters!r}; it must be a word such as 'OBA', 'BAOAB' or 'EM'."
-        )
     for letter in letters:
         if letter not in LETTERS:
             raise SettingError(

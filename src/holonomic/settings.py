@@ -64,6 +64,9 @@ def check_thermostat(group: Group, i: int) -> None:
         value = group[key]
         if not (math.isfinite(value) and value >= 0):
             raise SettingError(f"group {i}: {key} is {value}; it must be a finite number >= 0.")
+    friction = group["friction"]
+    if not (isinstance(friction, Tensor) or math.isfinite(friction)):
+        raise SettingError(f"group {i}: friction is {friction}; it must be a finite number.")
     constraint = group["constraint"]
     if group["thermostat"] == "tensor" and constraint is not None and constraint.joint:
         raise SettingError(
@@ -145,6 +148,7 @@ def check_group(group: Group, i: int) -> None:
                 f"{name!r} has dtype {p.dtype}; Langevin moves real floating-point parameters only."
             )
     constraint = group["constraint"]
+    _check_batch_dims(group, i)
     if constraint is None:
         return
     if not isinstance(constraint, Constraint):
@@ -156,6 +160,25 @@ def check_group(group: Group, i: int) -> None:
         )
     with torch.no_grad():
         constraint.check([p.detach() for p in group["params"]], names(group, i))
+
+
+def _check_batch_dims(group: Group, i: int) -> None:
+    """Stacked groups must be stacked alike, and their constraint must know of it."""
+    count, constraint = group["batch_dims"], group["constraint"]
+    if not isinstance(count, int) or count < 0:
+        raise SettingError(f"group {i}: batch_dims is {count!r}; it must be an integer >= 0.")
+    if isinstance(constraint, Constraint) and count > constraint.batch_dims:
+        raise SettingError(
+            f"group {i} is a stack (batch_dims={count}) and its {type(constraint).__name__} has "
+            f"batch_dims={constraint.batch_dims}, so it would tie the systems together; give the "
+            f"constraint to Replicas.groups, or set its batch_dims."
+        )
+    shapes = {tuple(p.shape[:count]) for p in group["params"]}
+    if len(shapes) > 1:
+        raise SettingError(
+            f"group {i}: the first batch_dims={count} dimensions of its tensors differ "
+            f"({sorted(shapes)}); tensors of one group must be stacked alike."
+        )
 
 
 def check_values(group: Group, i: int) -> None:

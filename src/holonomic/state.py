@@ -93,8 +93,3 @@ def create(
     for name in lists:
         for p, t in zip(params, fresh[name], strict=False):  # joint slack belongs to the first
             state[p].setdefault(KEYS[name], t)
-
-
-def wide(t: Tensor) -> Tensor:
-    """Low precision is computed in float32 and rounded once, at the end of the step."""
-    return t.float() if t.dtype.itemsize < 4 else t

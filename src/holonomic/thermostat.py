@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from holonomic.constraints import Constraint
-from holonomic.errors import CheckpointError
+from holonomic.constraints.base import exact_factor
 from holonomic.phase import Phase
 
 SCOPES = ("group", "tensor")
@@ -57,51 +57,45 @@ class Thermostat:
         """E: xi <- xi + h coupling (lr |v|^2 - N tau)."""
         excess = -self.dof * self.temperature
         for row, energy in zip(self.rows, energies, strict=True):
-            excess[row] += self.lr * energy
+            excess[row] += self.lr * energy.to(excess.device)
         self.friction.add_(excess, alpha=fraction * self.h * self.coupling)
 
     def scale_(self, tensors: Sequence[Tensor], factors: Tensor) -> None:
         """Multiply every tensor by the factor of its row."""
         if factors.numel() == 1:
             if tensors:
-                torch._foreach_mul_(list(tensors), factors.item())
+                torch._foreach_mul_(list(tensors), exact_factor(factors.item(), list(tensors)))
             return
         for t, row in zip(tensors, self.rows, strict=False):
-            factor = factors[row].to(t.dtype)
+            factor = factors[row].to(t.device, t.dtype)
             t.mul_(factor.reshape(factor.shape + (1,) * (t.dim() - factor.dim())))
+
+
+def friction_shape(group: dict[str, Any]) -> tuple[int, ...]:
+    """A row a thermostat, and in it an entry for each of a stack of independent systems."""
+    constraint: Constraint | None = group["constraint"]
+    batch_dims = int(group["batch_dims"]) if constraint is None else constraint.batch_dims
+    rows = 1 if group["thermostat"] == "group" else len(group["params"])
+    return (rows, *group["params"][0].shape[:batch_dims])
 
 
 def thermostat_for(
     group: dict[str, Any], constraint: Constraint, x: Phase, indices: list[int]
 ) -> Thermostat:
     """The thermostat of a group for some of its tensors; its friction is the group's own tensor,
-    made at rest on first use."""
-    params = group["params"]
-    batch = params[0].shape[: batch_dims_of(group, constraint)]
-    shared = group["thermostat"] == "group"
-    shape = (1 if shared else len(params), *batch)
-    friction = group["friction"]
+    made on first use."""
+    shape = friction_shape(group)
+    friction, device = group["friction"], group["params"][0].device
     if not isinstance(friction, Tensor):
-        friction = torch.full(shape, float(friction or 0.0), dtype=torch.float64)
-        friction = group["friction"] = friction.to(params[0].device)
-    if tuple(friction.shape) != shape:
-        raise CheckpointError(
-            f"the friction of the group has shape {tuple(friction.shape)} and must have {shape}: a "
-            f"row a thermostat and an entry a replica; build the optimizer as it was saved."
-        )
-    rows = [0 if shared else i for i in indices]
+        friction = torch.full(shape, float(friction), dtype=torch.float64)
+    friction = group["friction"] = friction.to(device, torch.float64)
+    rows = [0 if group["thermostat"] == "group" else i for i in indices]
+    systems = math.prod(shape[1:])
     dof = torch.zeros_like(friction)
     for row, q in zip(rows, x.q, strict=True):
-        dof[row] += q.numel() / batch.numel()
+        constraints = 0 if constraint.joint else constraint.constraints([q])
+        dof[row] += (q.numel() - constraints) / systems
     if constraint.joint:
-        dof[0] -= constraint.constraints(x.q) / batch.numel()
-    else:
-        for row, q in zip(rows, x.q, strict=True):
-            dof[row] -= constraint.constraints([q]) / batch.numel()
+        dof[0] -= constraint.constraints(x.q) / systems
     values = {key: float(group[key]) for key in ("coupling", "noise", "lr", "temperature")}
     return Thermostat(friction, rows, dof, **values)
-
-
-def batch_dims_of(group: dict[str, Any], constraint: Constraint) -> int:
-    """How many leading dimensions of the group's tensors are a batch of independent systems."""
-    return constraint.batch_dims if group["constraint"] is not None else int(group["batch_dims"])

@@ -96,7 +96,7 @@ class Constraint:
         """O: v <- mu v + sigma R (and the slack's momentum with S); `settle_` follows."""
         for v, noise in ((x.v, R), (x.eta, S)):
             if v:
-                torch._foreach_mul_(v, _factor(mu, v))
+                torch._foreach_mul_(v, exact_factor(mu, v))
                 if noise:
                     torch._foreach_add_(v, noise, alpha=sigma)
 
@@ -165,7 +165,7 @@ class Free(Constraint):
 
 
 # ---------------------------------------------------------------------- shared by the constraints
-def _factor(mu: float, v: list[Tensor]) -> Any:
+def exact_factor(mu: float, v: list[Tensor]) -> Any:
     """On a CPU a foreach product rounds a number to the tensors' precision first (a momentum of 0.9
     to 0.8984 in bfloat16), which a plain product, and a tensor, are spared."""
     low = any(t.dtype.itemsize < 4 and t.device.type == "cpu" for t in v)

@@ -20,7 +20,7 @@ from holonomic.constraints.base import (
     tolerance,
 )
 from holonomic.errors import ConstraintError
-from holonomic.phase import Phase, squares
+from holonomic.phase import Phase, squares, wide
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class Circle(Constraint):
         if self.init == "error":
             return
         for t in q:
-            work = t.float() if t.dtype.itemsize < 4 else t
+            work = wide(t)
             r = self._r(work)
             beyond = work.abs() > r * (1 + tolerance(t.dtype))
             t.copy_(torch.where(beyond, work.sign() * (r * (1 - MARGIN)), work))

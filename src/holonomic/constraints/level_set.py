@@ -10,7 +10,7 @@ from torch.func import jacrev, vmap
 
 from holonomic.constraints.base import Constraint, check_options, require_finite, tolerance
 from holonomic.errors import ConstraintError, SettingError
-from holonomic.phase import Phase
+from holonomic.phase import Phase, wide
 
 PROJECTIONS = ("orthogonal", "oblique")
 
@@ -126,8 +126,8 @@ class LevelSet(Constraint):
         return _System(vmap(g), vmap(jacrev(g)), self.max_iterations)
 
     def _values(self, q: Sequence[Tensor]) -> Tensor:
-        wide = [t.float() if t.dtype.itemsize < 4 else t for t in q]
-        return vmap(lambda z: self._c(z, wide))(self._join(wide))
+        widened = [wide(t) for t in q]
+        return vmap(lambda z: self._c(z, widened))(self._join(widened))
 
     # ------------------------------------------------------------------ placing
     def _placed(self, q: Sequence[Tensor], names: Sequence[str]) -> Tensor | None:

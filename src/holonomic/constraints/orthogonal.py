@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 import torch
@@ -17,7 +18,7 @@ from holonomic.constraints.base import (
     tolerance,
 )
 from holonomic.errors import SettingError
-from holonomic.phase import Phase
+from holonomic.phase import Phase, wide
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,10 +84,8 @@ class Orthogonal(Constraint):
 
     def _put(self, t: Tensor, tall: Tensor) -> None:
         """Write a tall matrix back into the weight it came from."""
-        wide = t.shape[self.batch_dims] < t[(0,) * self.batch_dims].numel() // max(
-            t.shape[self.batch_dims], 1
-        )
-        t.copy_((tall.mT if wide else tall).reshape(t.shape))
+        rows, *inputs = t.shape[self.batch_dims :]
+        t.copy_((tall.mT if rows < prod(inputs) else tall).reshape(t.shape))
 
     def _stacks(self, tensors: Sequence[Tensor]) -> Iterator[list[int]]:
         """Indices of the tensors that share a matrix shape, a device and a dtype."""
@@ -105,7 +104,7 @@ class Orthogonal(Constraint):
             self._put(tensors[i], stacked[k])
 
     def _misfit(self, t: Tensor) -> float:
-        Q = self._tall(t.float() if t.dtype.itemsize < 4 else t)
+        Q = self._tall(wide(t))
         return largest([_gram_error(Q)])
 
     # ------------------------------------------------------------------ placing
@@ -114,8 +113,7 @@ class Orthogonal(Constraint):
     ) -> None:
         for t in q:
             if self.init == "orthogonal" and generator is not None:
-                wide = torch.promote_types(t.dtype, torch.float32)
-                tall = self._tall(torch.empty_like(t, dtype=wide))
+                tall = self._tall(torch.empty_like(wide(t)))
                 fresh = torch.empty_like(tall).reshape(-1, *tall.shape[-2:])
                 for matrix in fresh:
                     torch.nn.init.orthogonal_(matrix, generator=generator)

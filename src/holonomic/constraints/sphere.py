@@ -20,7 +20,7 @@ from holonomic.constraints.base import (
     tolerance,
 )
 from holonomic.errors import ConstraintError, SettingError
-from holonomic.phase import Phase
+from holonomic.phase import Phase, wide
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class Sphere(Constraint):
                     f"number, or a vector of {rows}."
                 )
             require_finite(self, t, name)
-            norms = self._norm(t.float() if t.dtype.itemsize < 4 else t)
+            norms = self._norm(wide(t))
             relative = norms / self._r(norms)
             if self.init == "error":
                 off = relative - 1
@@ -135,7 +135,7 @@ class Sphere(Constraint):
         if self.init == "error":
             return
         for t in q:
-            work = t.float() if t.dtype.itemsize < 4 else t
+            work = wide(t)
             norms = self._norm(work)
             if self.slack:
                 r = self._r(norms)

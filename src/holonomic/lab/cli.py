@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from holonomic.errors import HolonomicError
@@ -103,7 +104,7 @@ def _run(e: Experiment, out: Path, force: bool, workers: int | None) -> None:
         screen.warn(f"stopped; what is done is in {out}. Repeat the command to go on.")
         raise typer.Exit(130) from None
     screen.table(e, summary)
-    screen.console.print(f"report: {write_report(e, summary, out)}", soft_wrap=True)
+    screen.console.print(f"report: {write_report(e, summary, out, screen.warn)}", soft_wrap=True)
 
 
 def _report(e: Experiment, out: Path) -> None:
@@ -118,7 +119,7 @@ def _report(e: Experiment, out: Path) -> None:
     summary = json.loads(path.read_text())
     config = summary["config"]
     e = adjusted(e, **{k: config[k] for k in ("runs", "epochs", "draws", "seed")})
-    page = write_report(e, summary, out)
+    page = write_report(e, summary, out, screen.warn)
     remarks = out / "remarks.md"
     text = markdown(e, summary, remarks.read_text() if remarks.exists() else "")
     write_text(out / "README.md", text)
@@ -131,7 +132,7 @@ def main() -> None:
     try:
         app()
     except HolonomicError as error:
-        screen.console.print(f"[red]error:[/] {error}", highlight=False)
+        screen.console.print(f"[red]error:[/] {escape(str(error))}", highlight=False)
         raise SystemExit(2) from None
 
 

@@ -15,6 +15,11 @@ _CONSTRAINTS: dict[str, Callable[..., Constraint]] = {
 }
 
 
+def slug(name: str) -> str:
+    """A name as a file name."""
+    return "".join(c if c.isalnum() or c in "-.=" else "_" for c in name)
+
+
 @dataclass(frozen=True)
 class Data:
     """A spiral and how it is used (see `holonomic.lab.data.spiral`)."""
@@ -46,7 +51,7 @@ class Arm:
     @property
     def slug(self) -> str:
         """The name as a file name."""
-        return "".join(c if c.isalnum() or c in "-.=" else "_" for c in self.name)
+        return slug(self.name)
 
     def rules(self) -> dict[Any, Constraint]:
         """The constraints as rules for `holonomic.groups`."""

@@ -13,7 +13,15 @@ Array = NDArray[np.float64]
 
 #: Metrics for which smaller is better.
 LESS_IS_BETTER = frozenset(
-    {"train_loss", "test_loss", "curvature_mean", "curvature_std", "curvature_max", "slope"}
+    {
+        "train_loss",
+        "test_loss",
+        "curvature_mean",
+        "curvature_median",
+        "curvature_std",
+        "curvature_max",
+        "slope",
+    }
 )
 
 
@@ -27,7 +35,7 @@ def binary_loss(output: Tensor, y: Tensor) -> Tensor:
 
 def evaluate(replicas: Replicas, x: Tensor, y: Tensor) -> tuple[Array, Array]:
     """Every replica's loss and accuracy in percent on its own (n, N, 2) data."""
-    logits = replicas.predict(x).squeeze(-1)
+    logits = replicas.predict(x, own=True).squeeze(-1)
     loss = binary_cross_entropy_with_logits(logits, y, reduction="none").mean(1)
     accuracy = 100 * ((logits > 0) == (y > 0.5)).float().mean(1)
     return loss.double().cpu().numpy(), accuracy.double().cpu().numpy()
@@ -78,18 +86,9 @@ def curvature(pieces: list[Array]) -> Array:
         d2 = np.gradient(d1, axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
             kappa = np.abs(d2[:, 0] * d1[:, 1] - d1[:, 0] * d2[:, 1]) / (d1**2).sum(1) ** 1.5
-        kappa = kappa[3:-3] if closed else kappa
+        kappa = kappa[3:-4] if closed else kappa  # and the point that stands at both ends once
         found.append(kappa[np.isfinite(kappa)])
     return np.concatenate(found) if found else np.empty(0)
-
-
-def resample(piece: Array, spacing: float) -> Array:
-    """Points along a contour at equal distances: what `curvature` needs to be well behaved."""
-    steps = np.hypot(*np.diff(piece, axis=0).T)
-    length = np.concatenate([[0.0], np.cumsum(steps)])
-    count = max(int(length[-1] / spacing), 1) + 1
-    at = np.linspace(0, length[-1], count)
-    return np.stack([np.interp(at, length, piece[:, k]) for k in (0, 1)], 1)
 
 
 @torch.no_grad()

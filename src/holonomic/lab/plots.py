@@ -1,5 +1,7 @@
 """Pictures of an experiment. Colours are Okabe and Ito's, which colour-blind people can tell apart."""
 
+import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from holonomic.lab.experiment import Experiment
+from holonomic.lab.files import write_bytes
 from holonomic.lab.runner import train_set
 from holonomic.lab.screen import LABELS
 
@@ -143,15 +146,25 @@ FIGURES = {
 }
 
 
-def draw(e: Experiment, arms: dict[str, dict[str, Any]], out: Path) -> list[Path]:
-    """Draw every figure of the experiment as PNG and SVG into its folder."""
+def draw(
+    e: Experiment, arms: dict[str, dict[str, Any]], out: Path, warn: Callable[[str], None]
+) -> list[Path]:
+    """Draw every figure of the experiment as PNG and SVG into its folder. One whose data is not there
+    (the arrays are large, and not kept with the results) is left as it is."""
     made = []
     for name in dict.fromkeys((*e.figures, "finals")):
-        figure = FIGURES[name](e, arms, out)
+        picture = out / f"{name}.png"
+        try:
+            figure = FIGURES[name](e, arms, out)
+        except FileNotFoundError as error:
+            warn(f"{name} is not drawn again: {error.filename} is missing.")
+            made += [picture] if picture.exists() else []
+            continue
         for suffix in ("png", "svg"):
-            path = out / f"{name}.{suffix}"
+            drawn = io.BytesIO()
             metadata = {"Date": None} if suffix == "svg" else {}
-            figure.savefig(path, metadata=metadata)
-        made.append(out / f"{name}.png")
+            figure.savefig(drawn, format=suffix, metadata=metadata)
+            write_bytes(out / f"{name}.{suffix}", drawn.getvalue())
+        made.append(picture)
         plt.close(figure)
     return made

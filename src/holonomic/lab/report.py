@@ -3,6 +3,7 @@
 import base64
 import html
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from holonomic.lab.experiment import Experiment
 from holonomic.lab.files import write_text
 from holonomic.lab.plots import FIGURES, draw
 from holonomic.lab.runner import load_arms
-from holonomic.lab.screen import LABELS, shown
+from holonomic.lab.screen import result_rows, shown, sizes
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222 }
@@ -23,9 +24,11 @@ td:not(:first-child), th:not(:first-child) { text-align: right } img { max-width
 """
 
 
-def write_report(e: Experiment, summary: dict[str, Any], out: Path) -> Path:
+def write_report(
+    e: Experiment, summary: dict[str, Any], out: Path, warn: Callable[[str], None] = print
+) -> Path:
     """Draw the figures and write ``out/report.html``; returns its path."""
-    pictures = draw(e, load_arms(e, out), out)
+    pictures = draw(e, load_arms(e, out), out, warn)
     body = [
         f"<h1>{html.escape(e.id)}: {html.escape(e.title)}</h1>",
         f"<p>{html.escape(e.setting)}.</p>",
@@ -34,11 +37,11 @@ def write_report(e: Experiment, summary: dict[str, Any], out: Path) -> Path:
         body.append(
             "<p><b>Partial:</b> the run was interrupted; unfinished methods are missing.</p>"
         )
-    body.append(f"<p>{_sizes(e)}</p>")
-    body.append("<h2>Ours and the paper's</h2>" + _table(e, summary))
-    body.append('<p class="note">Mean [95 % bootstrap interval] at the last epoch.</p>')
+    body.append(f"<p>{sizes(e)}</p>")
+    body.append("<h2>Ours and the paper's</h2>" + _html(result_rows(e, summary)))
+    body.append("<p class='note'>Mean [95 % interval of Student] at the last epoch.</p>")
     if summary["verdicts"]:
-        body.append("<h2>Claims</h2>" + _verdicts(summary))
+        body.append("<h2>Claims</h2>" + _html(_claims(summary)))
     for picture in pictures:
         data = base64.b64encode(picture.read_bytes()).decode()
         caption = (FIGURES[picture.stem].__doc__ or "").strip()
@@ -58,28 +61,6 @@ def write_report(e: Experiment, summary: dict[str, Any], out: Path) -> Path:
     return out / "report.html"
 
 
-def _sizes(e: Experiment) -> str:
-    over = f" and {e.draws} more with a draw of their own each" if e.draws else ""
-    return f"{e.runs} runs on one draw of the data{over}; {e.epochs:,} epochs."
-
-
-def _rows(e: Experiment, summary: dict[str, Any]) -> list[list[str]]:
-    head = ["method"]
-    for metric in e.metrics:
-        head += [LABELS[metric], *(["over draws"] if e.draws else []), "paper"]
-    rows = [head]
-    for arm, metrics in summary["arms"].items():
-        row = [arm]
-        for metric in e.metrics:
-            m = metrics[metric]
-            row.append(shown(m["one_draw"]))
-            if e.draws:
-                row.append(shown(m["over_draws"]))
-            row.append("" if m["paper"] is None else f"{m['paper']:.4g}")
-        rows.append(row)
-    return rows
-
-
 def _html(rows: list[list[str]]) -> str:
     head, *body = rows
     cells = "".join(f"<th>{html.escape(c)}</th>" for c in head)
@@ -87,10 +68,6 @@ def _html(rows: list[list[str]]) -> str:
         "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in body
     )
     return f"<table><tr>{cells}</tr>{lines}</table>"
-
-
-def _table(e: Experiment, summary: dict[str, Any]) -> str:
-    return _html(_rows(e, summary))
 
 
 def _claims(summary: dict[str, Any]) -> list[list[str]]:
@@ -101,15 +78,11 @@ def _claims(summary: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _verdicts(summary: dict[str, Any]) -> str:
-    return _html(_claims(summary))
-
-
 def markdown(e: Experiment, summary: dict[str, Any], remarks: str = "") -> str:
     """The short page of an experiment for ``results/``: setting, ours and the paper's, verdicts."""
-    parts = [f"# {e.id}: {e.title}", f"{e.setting}.", _sizes(e), e.notes]
-    parts.append("## Ours and the paper's\n\n" + _pipes(_rows(e, summary)))
-    parts.append("Mean [95 % bootstrap interval] at the last epoch.")
+    parts = [f"# {e.id}: {e.title}", f"{e.setting}.", sizes(e), e.notes]
+    parts.append("## Ours and the paper's\n\n" + _pipes(result_rows(e, summary)))
+    parts.append("Mean [Student's 95 % interval] at the last epoch.")
     if summary["verdicts"]:
         parts.append(
             "## Verdicts\n\nA positive difference speaks for the claim. Replicas are paired: same "
@@ -120,7 +93,7 @@ def markdown(e: Experiment, summary: dict[str, Any], remarks: str = "") -> str:
     figures = [f"![{name}]({name}.png)" for name in dict.fromkeys((*e.figures, "finals"))]
     parts.append("## Figures\n\n" + "\n\n".join(figures))
     versions = ", ".join(f"{k} {v}" for k, v in summary["versions"].items())
-    parts.append(f"{versions}; seed {e.seed}; {summary['seconds']:.0f} s of training on two cores.")
+    parts.append(f"{versions}; seed {e.seed}; {summary['seconds']:.0f} s of training.")
     return "\n\n".join(p for p in parts if p) + "\n"
 
 
@@ -133,7 +106,7 @@ def _pipes(rows: list[list[str]]) -> str:
 def overview(folder: Path, known: dict[str, Experiment]) -> str:
     """One page of all experiments in a folder of results: every claim and its verdict."""
     rows = [["experiment", "claim", "one draw", "over draws", "won", "verdict"]]
-    sizes = [["experiment", "what", "methods", "epochs", "runs + draws", "training"]]
+    tried = [["experiment", "what", "methods", "epochs", "runs + draws", "training"]]
     for name, e in known.items():
         path = folder / name / "summary.json"
         if not path.exists():
@@ -142,7 +115,7 @@ def overview(folder: Path, known: dict[str, Experiment]) -> str:
         config, link = summary["config"], f"[{name}]({name}/README.md)"
         counts = f"{config['runs']} + {config['draws']}"
         minutes = f"{summary['seconds'] / 60:.0f} min"
-        sizes.append(
+        tried.append(
             [link, e.title, str(len(summary["arms"])), f"{config['epochs']:,}", counts, minutes]
         )
         rows += [[link, *row] for row in _claims(summary)[1:]]
@@ -152,10 +125,10 @@ def overview(folder: Path, known: dict[str, Experiment]) -> str:
                 "# Results",
                 "What the experiments of the papers gave here, run by `holonomic run NAME` and written by "
                 "`holonomic report NAME`. Each claim is a difference between two methods, positive if it "
-                "speaks for the claim, with a 95 % bootstrap interval: on one draw of the data over "
+                "speaks for the claim, with Student's 95 % interval: on one draw of the data over "
                 "several runs, as in the papers, and over draws of the data, paired. A claim counts as "
                 "reproduced if both intervals lie above 0.",
-                _pipes(sizes),
+                _pipes(tried),
                 "## Claims and verdicts",
                 _pipes(rows),
             )

@@ -15,14 +15,15 @@ import torch
 
 import holonomic
 from holonomic.errors import SettingError
-from holonomic.lab.experiment import Arm, Experiment
-from holonomic.lab.files import previous, write_bytes, write_json
+from holonomic.lab.experiment import Arm, Experiment, slug
+from holonomic.lab.files import previous, write_bytes, write_json, write_text
 from holonomic.lab.measures import boundary, curvature, logits_on_grid, slope
 from holonomic.lab.screen import Screen
 from holonomic.lab.statistics import as_plain, judge, summarize
 from holonomic.lab.train import Trained, draws
 from holonomic.lab.workers import DONE, default_workers, run_arms
 
+FIGURES = ("boundaries", "curves", "curvature", "slopes", "finals")
 #: Figures that need measurements of their own.
 MEASURED = {"boundaries", "curvature", "slopes"}
 CURVES = ("train_loss", "test_loss", "test_accuracy")
@@ -63,7 +64,7 @@ def run(
     started = time.monotonic()
     for arm in e.arms:
         _borrow(e, arm, out)
-    todo = [arm for arm in e.arms if not (out / f"{arm.slug}.json").exists()]
+    todo = [arm for arm in e.arms if not is_done(arm, out)]
     try:
         with screen.running(e) as bars:
             for arm in e.arms:
@@ -87,7 +88,9 @@ def _borrow(e: Experiment, arm: Arm, out: Path) -> None:
     """Copy an arm that another experiment beside this one has run already, exactly so."""
     mine = out / f"{arm.slug}.json"
     for other in sorted(out.parent.glob(f"*/{glob.escape(mine.name)}")):
-        if not mine.exists() and json.loads(other.read_text()).get("key") == _key(e, arm):
+        if is_done(arm, out) or not is_done(arm, other.parent):
+            continue
+        if json.loads(other.read_text()).get("key") == _key(e, arm):
             for path in (other.with_suffix(".npz"), other):
                 write_bytes(out / path.name, path.read_bytes())
 
@@ -103,10 +106,29 @@ def _claim_folder(e: Experiment, out: Path, force: bool) -> None:
                 f"{out} holds results of another configuration; choose another --out, or pass "
                 f"--force to replace them."
             )
-        for old in out.iterdir():
-            if old.is_file():
-                old.unlink()
-    write_json(path, config)
+        _clear(out, path)
+    write_text(path, json.dumps(config, indent=1) + "\n")  # exactly: it is compared when resumed
+
+
+def _clear(out: Path, config: Path) -> None:
+    """Remove the files of an earlier run, and no others."""
+    old = json.loads(config.read_text())
+    if not (isinstance(old, dict) and "arms" in old and "records" in old):
+        raise SettingError(
+            f"{config} is not of an experiment, so nothing in {out} is replaced; choose another --out."
+        )
+    names = {"config.json", "summary.json", "report.html"}
+    names |= {f"{figure}.{kind}" for figure in FIGURES for kind in ("png", "svg")}
+    stems = [slug(arm["name"]) for arm in old["arms"]]
+    kinds = ("json", "npz", "ckpt", "ckpt.previous", "ckpt.corrupt", "ckpt.previous.corrupt")
+    names |= {f"{stem}.{kind}" for stem in stems for kind in kinds}
+    for name in names:
+        (out / name).unlink(missing_ok=True)
+
+
+def is_done(arm: Arm, out: Path) -> bool:
+    """Whether an arm's results are in a folder, all of them."""
+    return all((out / f"{arm.slug}.{kind}").exists() for kind in ("json", "npz"))
 
 
 def _finish(e: Experiment, arm: Arm, trained: Trained, out: Path) -> None:

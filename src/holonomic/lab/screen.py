@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -45,7 +46,7 @@ class Screen:
         self.console = console or Console()
 
     def warn(self, message: str) -> None:
-        self.console.print(f"[yellow]warning:[/] {message}", soft_wrap=True)
+        self.console.print(f"[yellow]warning:[/] {escape(message)}", soft_wrap=True)
 
     @contextmanager
     def running(self, e: Experiment) -> Iterator[Bars]:
@@ -62,27 +63,39 @@ class Screen:
 
     def table(self, e: Experiment, summary: dict[str, Any]) -> None:
         """Every arm's final numbers, ours beside the paper's, then the verdicts."""
-        n_runs, n_draws = e.runs, e.draws
-        title = f"{e.id}: {e.title}\n{n_runs} runs on one draw of the data"
-        table = Table(title=title + (f", {n_draws} draws with a run each" if n_draws else ""))
-        table.add_column("method")
-        for metric in e.metrics:
-            table.add_column(LABELS[metric], justify="right")
-            if n_draws:
-                table.add_column("over draws", justify="right")
-            table.add_column("paper", justify="right")
-        for arm, metrics in summary["arms"].items():
-            cells = [arm]
-            for metric in e.metrics:
-                m = metrics[metric]
-                cells.append(shown(m["one_draw"]))
-                if n_draws:
-                    cells.append(shown(m["over_draws"]))
-                cells.append("-" if m["paper"] is None else f"{m['paper']:.4g}")
-            table.add_row(*cells)
+        head, *rows = result_rows(e, summary)
+        table = Table(title=f"{e.id}: {e.title}\n{sizes(e)}")
+        for i, column in enumerate(head):
+            table.add_column(column, justify="right" if i else "left")
+        for row in rows:
+            table.add_row(*map(escape, row))
         self.console.print(table)
         for v in summary["verdicts"]:
             self.console.print(f"  {v['claim']}: [bold]{v['verdict']}[/]")
+
+
+def sizes(e: Experiment) -> str:
+    """How many runs of what."""
+    over = f" and {e.draws} more with a draw of their own each" if e.draws else ""
+    return f"{e.runs} runs on one draw of the data{over}; {e.epochs:,} epochs."
+
+
+def result_rows(e: Experiment, summary: dict[str, Any]) -> list[list[str]]:
+    """The table of results as text: a head, and a row a method, ours beside the paper's."""
+    head = ["method"]
+    for metric in e.metrics:
+        head += [LABELS[metric], *(["over draws"] if e.draws else []), "paper"]
+    rows = [head]
+    for arm, metrics in summary["arms"].items():
+        row = [arm]
+        for metric in e.metrics:
+            m = metrics[metric]
+            row.append(shown(m["one_draw"]))
+            if e.draws:
+                row.append(shown(m["over_draws"]))
+            row.append("" if m["paper"] is None else f"{m['paper']:.4g}")
+        rows.append(row)
+    return rows
 
 
 def shown(s: dict[str, Any]) -> str:

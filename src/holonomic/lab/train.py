@@ -29,10 +29,20 @@ Progress = Callable[[int], None]
 class Stop:
     """Ctrl-C (or a termination) as a wish: work goes on to the next point where it can be resumed.
 
-    A second Ctrl-C ends the program at once."""
+    ``also`` is another way to be told. A second Ctrl-C ends the program at once."""
 
-    def __init__(self) -> None:
-        self.asked = False
+    def __init__(self, also: Callable[[], bool] = lambda: False) -> None:
+        self._asked = False
+        self._also = also
+
+    @property
+    def asked(self) -> bool:
+        """Whether to stop."""
+        return self._asked or self._also()
+
+    def ask(self) -> None:
+        """Wish for a stop."""
+        self._asked = True
 
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():
@@ -44,9 +54,9 @@ class Stop:
             signal.signal(number, handler)
 
     def _ask(self, number: int, frame: object) -> None:
-        if self.asked:
+        if self._asked:
             raise KeyboardInterrupt
-        self.asked = True
+        self.ask()
 
 
 @dataclass
@@ -136,7 +146,7 @@ def train(
     """
     x, y, x_test, y_test = draws(e)
     replicas, optimizer = build(e, arm)
-    order = replicas.order(x, y, e.data.batch)
+    order = replicas.order(x, y, e.data.batch, own=True)
     curves: dict[str, list[Any]] = {
         k: [] for k in ("epoch", "train_loss", "test_loss", "test_accuracy")
     }

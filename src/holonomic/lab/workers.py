@@ -52,7 +52,8 @@ def run_arms(
     tasks: Any = context.Queue()
     for i in range(len(arms)):
         tasks.put(i)
-    arguments = (e, arms, out, finish, progress, messages, tasks)
+    halt = context.Event()
+    arguments = (e, arms, out, finish, progress, messages, tasks, halt)
     with Stop() as stop:
         processes = [
             context.Process(target=_work, args=arguments, daemon=True)
@@ -63,6 +64,8 @@ def run_arms(
         failures: list[str] = []
         while any(p.is_alive() for p in processes):
             time.sleep(0.25)
+            if stop.asked:  # a signal may have reached this process alone
+                halt.set()
             _drain(messages, warn, failures)
             for arm, epochs in zip(arms, progress[:], strict=True):
                 show(arm, epochs)
@@ -70,7 +73,9 @@ def run_arms(
         for arm, epochs in zip(arms, progress[:], strict=True):
             show(arm, epochs)
     if failures:
-        raise WorkerError(failures[0])
+        raise WorkerError(
+            f"{len(failures)} of {len(arms)} methods failed; the others are finished."
+        )
     if stop.asked:
         raise KeyboardInterrupt
     lost = [p.exitcode for p in processes if p.exitcode]
@@ -87,9 +92,8 @@ def _drain(messages: Any, warn: Callable[[str], None], failures: list[str]) -> N
             kind, text = messages.get_nowait()
         except queue.Empty:
             return
-        if kind == "warning":
-            warn(text)
-        else:
+        warn(text)
+        if kind == "failure":
             failures.append(text)
 
 
@@ -101,10 +105,16 @@ def _work(
     progress: Any,
     messages: Any,
     tasks: Any,
+    halt: Any,
 ) -> None:
-    """Take arms from the queue until there are none."""
+    """Take arms from the queue until there are none, or until the parent says stop or is gone."""
     torch.set_num_threads(1)
-    with Stop() as stop:
+    parent = mp.parent_process()
+
+    def told() -> bool:
+        return halt.is_set() or (parent is not None and not parent.is_alive())
+
+    with Stop(told) as stop:
         while not stop.asked:
             try:
                 i = tasks.get(timeout=0.5)
@@ -131,4 +141,3 @@ def _work(
                 return
             except Exception:
                 messages.put(("failure", f"arm {arms[i].name!r} failed:\n{traceback.format_exc()}"))
-                return
