@@ -63,13 +63,15 @@ class Screen:
 
     def table(self, e: Experiment, summary: dict[str, Any]) -> None:
         """Every arm's final numbers, ours beside the paper's, then the verdicts."""
-        head, *rows = result_rows(e, summary)
-        table = Table(title=f"{e.id}: {e.title}\n{sizes(e)}")
-        for i, column in enumerate(head):
-            table.add_column(column, justify="right" if i else "left")
-        for row in rows:
-            table.add_row(*map(escape, row))
-        self.console.print(table)
+        step = 1 if e.draws else 2  # what fits a terminal of 80 columns
+        for i in range(0, len(e.metrics), step):
+            head, *rows = result_rows(e, summary, e.metrics[i : i + step])
+            table = Table(title=f"{e.id}: {e.title}\n{sizes(e)}" if i == 0 else None)
+            for k, column in enumerate(head):
+                table.add_column(column, justify="right" if k else "left")
+            for row in rows:
+                table.add_row(*map(escape, row))
+            self.console.print(table)
         for v in summary["verdicts"]:
             self.console.print(f"  {v['claim']}: [bold]{v['verdict']}[/]")
 
@@ -80,16 +82,19 @@ def sizes(e: Experiment) -> str:
     return f"{e.runs} runs on one draw of the data{over}; {e.epochs:,} epochs."
 
 
-def result_rows(e: Experiment, summary: dict[str, Any]) -> list[list[str]]:
+def result_rows(
+    e: Experiment, summary: dict[str, Any], metrics: tuple[str, ...] | None = None
+) -> list[list[str]]:
     """The table of results as text: a head, and a row a method, ours beside the paper's."""
+    chosen = e.metrics if metrics is None else metrics
     head = ["method"]
-    for metric in e.metrics:
+    for metric in chosen:
         head += [LABELS[metric], *(["over draws"] if e.draws else []), "paper"]
     rows = [head]
-    for arm, metrics in summary["arms"].items():
+    for arm, measured in summary["arms"].items():
         row = [arm]
-        for metric in e.metrics:
-            m = metrics[metric]
+        for metric in chosen:
+            m = measured[metric]
             row.append(shown(m["one_draw"]))
             if e.draws:
                 row.append(shown(m["over_draws"]))
