@@ -219,9 +219,9 @@ def test_the_same_constraint_written_differently_is_accepted() -> None:
     saved = through_a_file(optimizer.state_dict())
     Langevin(weights(), constraint=Circle(1.0)).load_state_dict(saved)
     optimizer = Langevin(params, constraint=Orthogonal(max_iterations=9), lr=0.1)
-    Langevin(weights(), constraint=Orthogonal(init="orthogonal")).load_state_dict(
-        optimizer.state_dict()
-    )
+    other = Langevin(weights(), constraint=Orthogonal(init="orthogonal"))
+    other.load_state_dict(optimizer.state_dict())
+    assert other.param_groups[0]["lr"] == 0.1  # taken over, not refused
 
 
 def test_other_counts_and_shapes_are_refused_and_nothing_changed() -> None:
