@@ -7,6 +7,7 @@ a user would write, `torch.optim.SGD` on one module.
 import multiprocessing as mp
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from holonomic.lab.models import mlp
 
 N = 100
 STEPS = 50  # of an epoch: 100 points in batches of 2
-CIRCLES = {"0.weight": hm.Circle(1.0), "2.weight": hm.Circle(5.0)}
+CIRCLES: dict[Any, hm.Constraint] = {"0.weight": hm.Circle(1.0), "2.weight": hm.Circle(5.0)}
 GOALS = {False: Goal(20, 60, faster=True), True: Goal(10, 30, faster=True)}
 NAMES = {False: "τ = 0", True: "τ > 0, circles"}
 
@@ -67,10 +68,7 @@ def growth(bench: Bench) -> None:
     lines = []
     for noisy, name in NAMES.items():
         seconds = [
-            bench.measure({"epoch": lambda n=n, noisy=noisy: stacked(n, noisy)}, bench.slow())[
-                "epoch"
-            ]
-            / STEPS
+            bench.measure({"epoch": partial(stacked, n, noisy)}, bench.slow())["epoch"] / STEPS
             for n in sizes
         ]
         lines.append(Line(name, list(map(float, sizes)), seconds, fit_from=sizes[-3]))

@@ -129,15 +129,19 @@ def draw(chart: Chart) -> Figure:
     _loglog(axes[0][0], chart, "seconds a step", lambda line: line.seconds)
     if with_memory:
         _loglog(
-            axes[0][1], chart, "peak memory of a step / MB", lambda line: np.array(line.bytes) / 1e6
+            axes[0][1],
+            chart,
+            "peak memory of a step / MB",
+            lambda line: np.array(line.bytes) / 1e6,
+            1e-3,
         )
     return figure
 
 
-def _loglog(axis: Axes, chart: Chart, label: str, values: Any) -> None:
+def _loglog(axis: Axes, chart: Chart, label: str, values: Any, least: float = 0) -> None:
     for i, line in enumerate(chart.lines):
         y = np.array(values(line), dtype=float)
-        positive = y > 0
+        positive = y > least
         sizes = np.array(line.sizes)
         axis.plot(
             sizes[positive],
@@ -156,6 +160,8 @@ def _loglog(axis: Axes, chart: Chart, label: str, values: Any) -> None:
 
 def legend(line: Line, sizes: Any, values: Any) -> str:
     """The name with the fitted exponent, where there are points to fit."""
+    if not len(sizes):
+        return f"{line.name}: none"
     top = sizes >= line.fit_from
     if top.sum() < 2:
         return line.name

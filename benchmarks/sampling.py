@@ -27,14 +27,15 @@ from benchmarks.timing import Spread, quiet, ratios, threads
 from holonomic.diagnostics import effective_sample_size
 
 Draws = NDArray[np.float64]  # (chains, kept steps, n, s)
-Sampler = Callable[[], Draws]
+Sampler = Callable[[float], Draws]  # of about so many seconds
 
 LAWS = (StiefelLaw(20, 1, 10.0), StiefelLaw(8, 3, 10.0))
 CHAINS, THIN = 1000, 8
+PEER_CHAINS = 200  # a step of geoopt takes far longer; more chains would leave it too few steps
 GOAL = Goal(20, 100, faster=True)
 SOUND = 2.0  # standard errors
 #: h^2 and exp(-gamma h) of BAOAB: its bias is of order h^2, here well below the standard error.
-OURS = {"lr": 5e-4, "momentum": 0.97}
+LR, MOMENTUM = 5e-4, 0.97
 
 
 def run(bench: Bench) -> None:
@@ -69,13 +70,13 @@ def z_score(rounds: list[Round], exact: float) -> float:
 
 
 def compare(bench: Bench, law: StiefelLaw) -> None:
-    scale = 0.3 if bench.quick else 1.0
+    turns, seconds, warmup = (3, 0.7, 40) if bench.quick else (5, 2.5, 120)
     makers: Mapping[str, Callable[[], Sampler]] = {
-        "ours": lambda: langevin(law, int(2000 * scale)),
-        "mici, constrained HMC": lambda: mici(law, int(150 * scale)),
-        "geoopt RSGLD, stacked": lambda: geoopt(law, "RSGLD", CHAINS, int(800 * scale)),
-        "geoopt RHMC, one chain": lambda: geoopt(law, "RHMC", 1, int(400 * scale)),
-        "geoopt SGRHMC, stacked": lambda: geoopt(law, "SGRHMC", CHAINS, int(100 * scale)),
+        "ours": lambda: langevin(law),
+        "mici, constrained HMC": lambda: mici(law, warmup),
+        "geoopt RSGLD, stacked": lambda: geoopt(law, "RSGLD", PEER_CHAINS, 300),
+        "geoopt RHMC, one chain": lambda: geoopt(law, "RHMC", 1, 40),
+        "geoopt SGRHMC, stacked": lambda: geoopt(law, "SGRHMC", PEER_CHAINS, 20),
     }
     samplers: dict[str, Sampler] = {}
     absent: dict[str, str] = {}
@@ -89,10 +90,10 @@ def compare(bench: Bench, law: StiefelLaw) -> None:
             bench.errors.append(f"{bench.family}, {name}: {absent[name]}")
     rounds: dict[str, list[Round]] = {name: [] for name in samplers}
     with quiet():
-        for _ in range(3 if bench.quick else 5):
+        for _ in range(turns):
             for name, sample in samplers.items():
                 start = time.perf_counter()
-                x = sample()
+                x = sample(seconds)
                 rounds[name].append(Round.of(time.perf_counter() - start, x, law.s))
     exact = law.mean()
     z = {name: z_score(r, exact) for name, r in rounds.items()}
@@ -101,7 +102,13 @@ def compare(bench: Bench, law: StiefelLaw) -> None:
         if name == "ours":
             continue
         goal = GOAL if name.startswith("mici") else Goal(faster=True)
-        row = {"family": bench.family, "what": law.name, "peer": name, "threads": "1", "goal": goal}
+        row: dict[str, Any] = {
+            "family": bench.family,
+            "what": law.name,
+            "peer": name,
+            "threads": "1",
+            "goal": goal,
+        }
         if name in absent or "ours" in absent:
             note = absent.get("ours") or absent[name]
             bench.rows.append(Row(**row, unit="/s", note=note))
@@ -121,7 +128,7 @@ def compare(bench: Bench, law: StiefelLaw) -> None:
 
 
 # ---------------------------------------------------------------------- the samplers
-def langevin(law: StiefelLaw, steps: int) -> Sampler:
+def langevin(law: StiefelLaw) -> Sampler:
     """BAOAB on all chains at once."""
     q = nn.Parameter(_start(law, CHAINS).float())
     constraint: hm.Constraint = hm.Orthogonal(batch_dims=1)
@@ -129,12 +136,13 @@ def langevin(law: StiefelLaw, steps: int) -> Sampler:
         constraint = hm.Sphere(1.0, slack=False, dim=None, batch_dims=1)
     opt = hm.Langevin(
         [q],
+        LR,
+        MOMENTUM,
         temperature=1.0,
         scheme="BAOAB",
         constraint=constraint,
         seed=0,
         nonfinite="allow",
-        **OURS,
     )
 
     def step() -> None:
@@ -142,10 +150,10 @@ def langevin(law: StiefelLaw, steps: int) -> Sampler:
         _energy(law, q).backward()
         opt.step()
 
-    return _collect(step, lambda: q.detach().clone(), steps, THIN)
+    return _collect(step, lambda: q.detach().clone(), 400, THIN)
 
 
-def geoopt(law: StiefelLaw, name: str, chains: int, steps: int) -> Sampler:
+def geoopt(law: StiefelLaw, name: str, chains: int, burn_in: int) -> Sampler:
     """One of geoopt's samplers. Its RHMC accepts or rejects a tensor whole: one chain a tensor."""
     module, samplers = peer("geoopt"), peer("geoopt.samplers")
     settings: dict[str, Any] = {"epsilon": 2e-3}
@@ -158,10 +166,10 @@ def geoopt(law: StiefelLaw, name: str, chains: int, steps: int) -> Sampler:
     def step() -> None:
         sampler.step(lambda: -_energy(law, point))
 
-    return _collect(step, lambda: point.detach().clone(), steps, 8 if name == "RSGLD" else 1)
+    return _collect(step, lambda: point.detach().clone(), burn_in, 8 if name == "RSGLD" else 1)
 
 
-def mici(law: StiefelLaw, draws: int) -> Sampler:
+def mici(law: StiefelLaw, warmup: int) -> Sampler:
     """mici with a handwritten gradient and Jacobian."""
     module = peer("mici")
     n, s = law.n, law.s
@@ -204,11 +212,14 @@ def mici(law: StiefelLaw, draws: int) -> Sampler:
             display_progress=False,
         )
 
-    state = advance(_start(law, 1).numpy().reshape(-1), 200, 1).final_states[0]
+    state = advance(_start(law, 1).numpy().reshape(-1), warmup, 1).final_states[0]
+    start = time.perf_counter()
+    state = advance(state, 0, 10).final_states[0]
+    pace = (time.perf_counter() - start) / 10
 
-    def sample() -> Draws:
+    def sample(seconds: float) -> Draws:
         nonlocal state
-        result = advance(state, 0, draws)
+        result = advance(state, 0, max(8, round(seconds / pace)))
         state = result.final_states[0]
         return np.asarray(result.traces["q"][0]).reshape(1, -1, n, s)
 
@@ -225,18 +236,19 @@ def _start(law: StiefelLaw, chains: int) -> Tensor:
 
 
 def _collect(
-    step: Callable[[], None], read: Callable[[], Tensor], steps: int, thin: int
+    step: Callable[[], None], read: Callable[[], Tensor], burn_in: int, thin: int
 ) -> Sampler:
     """Burn in, then a function that goes on and keeps a state every ``thin`` steps."""
-    for _ in range(steps // 2):
+    for _ in range(burn_in):
         step()
 
-    def sample() -> Draws:
-        kept = []
-        for i in range(steps):
-            step()
-            if i % thin == 0:
-                kept.append(read())
+    def sample(seconds: float) -> Draws:
+        kept: list[Tensor] = []
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or len(kept) < 8:
+            for _ in range(thin):
+                step()
+            kept.append(read())
         return torch.stack(kept, dim=1).double().numpy()
 
     return sample

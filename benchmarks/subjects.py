@@ -75,7 +75,7 @@ def sgd(make: Callable[[], list[nn.Parameter]], noise: bool = False) -> Maker:
         def noisy() -> None:
             step()
             drawn = [torch.empty_like(p).normal_(generator=generator) for p in params]
-            torch._foreach_add_(params, drawn, alpha=1e-4)
+            torch._foreach_add_(list(params), drawn, alpha=1e-4)
 
         return noisy if noise else step
 
