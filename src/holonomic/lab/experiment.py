@@ -88,7 +88,7 @@ class Claim:
 
 #: Fields of an experiment that decide no number.
 _SHOWN = frozenset(
-    "title setting figures claims paper notes metrics panels in_steps axes".split()  # noqa: SIM905
+    "title setting figures claims paper notes metrics panels in_steps axes chapter".split()  # noqa: SIM905
 )
 
 
@@ -123,6 +123,7 @@ class Experiment:
     panels: tuple[tuple[str, tuple[str, ...]], ...] = ()
     in_steps: bool = False
     axes: tuple[str, str] | None = None
+    chapter: int = 4
 
     def config(self) -> dict[str, Any]:
         """What decides the numbers: two runs with equal config give equal results."""
@@ -145,6 +146,8 @@ def experiments() -> dict[str, Experiment]:
     return {name: make() for name, make in _REGISTRY.items()}
 
 
+#: Chapters of the thesis, and what they are about.
+CHAPTERS = {3: "partitioned methods", 4: "constraints (also of the ICML paper)"}
 #: Figures and tables that are measured in the run of another.
 ALIASES = {"fig2": "fig1", "table1": "fig1", "fig4.11": "table4.5", "fig3.5": "fig3.4"}
 

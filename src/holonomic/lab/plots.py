@@ -20,6 +20,8 @@ from holonomic.lab.runner import train_set
 from holonomic.lab.screen import LABELS
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#999933")
+#: What the settings of an arm are called on axes.
+SETTINGS = {"noise": "noise strength σ_A", "temperature": "temperature τ of the hidden layer"}
 STYLES = ("-", "--", "-.", ":")
 
 plt.rcParams.update(
@@ -101,6 +103,7 @@ def boundaries(e: Experiment, arms: dict[str, dict[str, Any]], out: Path) -> Fig
             axis.scatter(*x[y == label].T, s=7, color=colour, edgecolors="white", linewidths=0.4)
         accuracy = arms[name]["finals"]["test_accuracy"][0]
         axis.set_title(f"{name}\n{accuracy:.1f} %", fontsize=9)
+        axis.set_box_aspect(1)
         axis.set_xticks([])
         axis.set_yticks([])
         axis.grid(visible=False)
@@ -223,6 +226,7 @@ def planes(e: Experiment, arms: dict[str, dict[str, Any]], out: Path) -> Figure:
     for axis, (name, (along, across, loss)) in zip(axes[0], found.items(), strict=False):
         filled = axis.contourf(along, across, loss, levels=24, cmap="cividis")
         figure.colorbar(filled, label=LABELS["test_loss"])
+        axis.grid(visible=False)
         axis.set_title(name, fontsize=9)
         axis.set_xlabel("from start (0) to the ends (1)")
         axis.set_ylabel("from second (0) to first (1) run")
@@ -248,8 +252,8 @@ def map_(e: Experiment, arms: dict[str, dict[str, Any]], out: Path) -> Figure:
         axis.text(j, k, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=8)
     axis.set_xticks(range(len(across)), [f"{v:g}" for v in across])
     axis.set_yticks(range(len(up)), [f"{v:g}" for v in up])
-    axis.set_xlabel(e.axes[0])
-    axis.set_ylabel(e.axes[1])
+    axis.set_xlabel(SETTINGS[e.axes[0]])
+    axis.set_ylabel(SETTINGS[e.axes[1]])
     axis.grid(visible=False)
     figure.colorbar(image, label=LABELS["test_accuracy"])
     return figure

@@ -83,7 +83,7 @@ def _chapter3(
     id: str, title: str, setting: str, data: Data, arms: tuple[Arm, ...], steps: int, **more: Any
 ) -> Experiment:
     """An experiment of the chapter, its length in steps: 10 runs on one draw, and 10 draws."""
-    usual = {"runs": 10, "draws": 0 if data.shared else 10, "in_steps": True}
+    usual = {"runs": 10, "draws": 0 if data.shared else 10, "in_steps": True, "chapter": 3}
     sizes = (
         f"{data.train:,} training and {data.test:,} test points, batches of {data.batch}, "
         f"{steps:,} steps"
