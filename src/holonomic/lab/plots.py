@@ -73,9 +73,12 @@ def _curves(e: Experiment, arms: dict[str, dict[str, Any]], axes: Any) -> None:
             mean, std = np.nanmean(values, 1), np.nanstd(values, 1)
             axis.plot(at, mean, label=name, **_look(i))
             if len(arms) <= 8:
-                axis.fill_between(
-                    at, mean - std, mean + std, color=COLOURS[i % 8], alpha=0.12, lw=0
-                )
+                low, high = (
+                    np.nanmin(values, 1),
+                    np.nanmax(values, 1),
+                )  # a band stays among the values
+                band = np.maximum(mean - std, low), np.minimum(mean + std, high)
+                axis.fill_between(at, *band, color=COLOURS[i % 8], alpha=0.12, lw=0)
         axis.set_xlabel("step" if e.in_steps else "epoch")
         axis.set_ylabel(LABELS[metric])
     axes[0].set_yscale("log")
