@@ -1,6 +1,7 @@
 """The command line: list, run, report, demo."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from holonomic.errors import HolonomicError
-from holonomic.lab.experiment import ALIASES, Experiment, experiment, experiments
+from holonomic.lab.experiment import ALIASES, CHAPTERS, Experiment, experiment, experiments
 from holonomic.lab.files import write_text
 from holonomic.lab.screen import Screen
 
@@ -34,12 +35,20 @@ Workers = Annotated[
 @app.command("list")
 def list_() -> None:
     """List the experiments."""
-    table = Table("name", "what", "methods", "epochs", "runs + draws")
-    for name, e in experiments().items():
-        also = [alias for alias, run_as in ALIASES.items() if run_as == name]
-        name = ", ".join([name, *also])
-        table.add_row(name, e.title, str(len(e.arms)), f"{e.epochs:,}", f"{e.runs} + {e.draws}")
-    screen.console.print(table)
+    for chapter, title in CHAPTERS.items():
+        columns = ("name", "what", "methods", "epochs", "runs + draws")
+        table = Table(*columns, title=f"chapter {chapter}: {title}", title_justify="left")
+        known = {name: e for name, e in experiments().items() if e.chapter == chapter}
+        for name, e in sorted(known.items(), key=_numbers):
+            also = [alias for alias, run_as in ALIASES.items() if run_as == name]
+            name = ", ".join([name, *also])
+            table.add_row(name, e.title, str(len(e.arms)), f"{e.epochs:,}", f"{e.runs} + {e.draws}")
+        screen.console.print(table)
+
+
+def _numbers(item: tuple[str, Experiment]) -> list[int]:
+    """The numbers in a name: fig3.9 comes before fig3.10."""
+    return [int(n) for n in re.findall(r"\d+", item[0])]
 
 
 @app.command()

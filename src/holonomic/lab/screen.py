@@ -21,6 +21,10 @@ LABELS = {
     "curvature_max": "max curvature",
     "curvature_median": "median curvature",
     "slope": "steepest slope",
+    "deviation": "deviation of accuracy / %",
+    "loss_rise": "rise of test loss above its minimum",
+    "steps_to_90": "steps to 90 %",
+    "barrier": "barrier of loss above the start",
 }
 
 
