@@ -108,10 +108,10 @@ def build(e: Experiment, arm: Arm) -> tuple[Replicas, Optimizer]:
     if e.starts:
         start = [i % e.starts for i in range(replicas.n)]
         replicas.load_state_dict({k: t[start] for k, t in replicas.state_dict().items()})
-    return replicas, optimizer_of(arm.at(0), replicas)
+    return replicas, optimizer_of(arm.at(0), replicas, e.native)
 
 
-def optimizer_of(arm: Arm, replicas: Replicas) -> Optimizer:
+def optimizer_of(arm: Arm, replicas: Replicas, native: bool) -> Optimizer:
     """The optimizer of an arm. A replica that diverges must not stop the others (``nonfinite``); it
     shows as NaN."""
     if arm.method == "adam":  # goes element by element, so replicas stay independent
@@ -121,8 +121,9 @@ def optimizer_of(arm: Arm, replicas: Replicas) -> Optimizer:
             replicas,
             lr=arm.lr,
             constraints=arm.rules(),
-            generator=replicas.noise(),
+            generator=replicas.noise(native=native),
             nonfinite="allow",
+            fused=native,
             **arm.settings,
         )
     return Langevin(
@@ -132,8 +133,9 @@ def optimizer_of(arm: Arm, replicas: Replicas) -> Optimizer:
         temperature=arm.temperature,
         weight_decay=arm.weight_decay,
         scheme=arm.scheme,
-        generator=replicas.noise() if arm.temperature else None,
+        generator=replicas.noise(native=native) if arm.temperature else None,
         nonfinite="allow",
+        fused=native,
     )
 
 
@@ -197,7 +199,7 @@ def train(
         warn(message)
     if saved is not None:
         replicas.load_state_dict(saved["replicas"])
-        optimizer = optimizer_of(arm.at(saved["epoch"]), replicas)
+        optimizer = optimizer_of(arm.at(saved["epoch"]), replicas, e.native)
         optimizer.load_state_dict(saved["optimizer"])
         order.load_state_dict(saved["order"])
         curves, done, seconds = saved["curves"], saved["epoch"], saved["seconds"]
@@ -227,7 +229,7 @@ def train(
             optimizer.step()
         done += 1
         if arm.at(done) is not arm.at(done - 1):
-            optimizer = optimizer_of(arm.at(done), replicas)
+            optimizer = optimizer_of(arm.at(done), replicas, e.native)
         if done in snapshots:
             weights[done] = histograms(replicas, e.runs)
         if done in points:
