@@ -128,12 +128,10 @@ def single(bench: Bench, shape: tuple[int, int]) -> None:
         {
             GRAM: gram(shape),
             "eager": ours(make, constraint=hm.Orthogonal()),
-            "fused": ours(make, constraint=hm.Orthogonal(), fused=True),
             **peers,
         },
         [
             Pair(f"o-CoLA-ud step, {size}", "eager", GRAM, Goal(6.5, 5.0)),
-            Pair(f"o-CoLA-ud step, {size}, fused", "fused", GRAM, Goal(6.5, 5.0)),
             *(Pair(f"(peer) {name}, {size}", name, GRAM) for name in peers),
         ],
         bench.slow() if bench.quick else None,
@@ -151,16 +149,9 @@ def many(bench: Bench) -> None:
             "geoopt, stacked": geoopt_step(shape, "euclidean", count),
             "SGD-m foreach": sgd(make),
             "eager": ours(make, constraint=hm.Orthogonal()),
-            "fused": ours(make, constraint=hm.Orthogonal(), fused=True),
         },
         [
             Pair(what, "eager", "geoopt, a parameter a matrix", Goal(5.0, 10.0, faster=True)),
-            Pair(
-                f"{what}, fused",
-                "fused",
-                "geoopt, a parameter a matrix",
-                Goal(5.0, 10.0, faster=True),
-            ),
             Pair(what, "eager", "geoopt, stacked", Goal(faster=True)),
             Pair(what, "eager", "SGD-m foreach"),
         ],

@@ -8,7 +8,7 @@ import multiprocessing as mp
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -17,6 +17,7 @@ import holonomic as hm
 from benchmarks.bench import Bench, Chart, Line
 from benchmarks.rows import Goal, Row
 from benchmarks.timing import Spread, quiet, ratios, threads
+from holonomic import native
 from holonomic.lab.data import spiral
 from holonomic.lab.measures import binary_loss
 from holonomic.lab.models import mlp
@@ -24,8 +25,26 @@ from holonomic.lab.models import mlp
 N = 100
 STEPS = 50  # of an epoch: 100 points in batches of 2
 CIRCLES: dict[Any, hm.Constraint] = {"0.weight": hm.Circle(1.0), "2.weight": hm.Circle(5.0)}
-GOALS = {False: Goal(20, 60, faster=True), True: Goal(10, 30, faster=True)}
-NAMES = {False: "τ = 0", True: "τ > 0, circles"}
+
+
+class Case(NamedTuple):
+    """What is trained: plain SGD, or with noise and circles; and whether by the compiled kernels."""
+
+    noisy: bool
+    native: bool
+
+    @property
+    def goal(self) -> Goal:
+        return Goal(10, 30, faster=True) if self.noisy else Goal(20, 60, faster=True)
+
+    def __str__(self) -> str:
+        return ("τ > 0, circles" if self.noisy else "τ = 0") + (", fused" if self.native else "")
+
+
+def cases() -> list[Case]:
+    kernels = (False, True) if native.reason() is None else (False,)
+    return [Case(noisy, fused) for noisy in (False, True) for fused in kernels]
+
 
 Epoch = Callable[[], int]
 
@@ -34,29 +53,29 @@ def run(bench: Bench) -> None:
     seconds, rounds = (0.3, 2) if bench.quick else (1.5, 5)
     rates: dict[tuple[Any, ...], list[float]] = {}
     with threads(1):
-        single, stacks = ordinary(), {noisy: stacked(N, noisy) for noisy in NAMES}
+        single, stacks = ordinary(), {case: stacked(N, case) for case in cases()}
         for work in (single, *stacks.values()):
             work()
         with quiet():
             for _ in range(rounds):
                 rates.setdefault(("peer",), []).append(speed(single, seconds))
-                for noisy, work in stacks.items():
-                    rates.setdefault((noisy, 1), []).append(speed(work, seconds))
-                    rates.setdefault((noisy, 2), []).append(two_processes(N, noisy, seconds))
-    for noisy, name in NAMES.items():
+                for case, work in stacks.items():
+                    rates.setdefault((case, 1), []).append(speed(work, seconds))
+                    rates.setdefault((case, 2), []).append(two_processes(N, case, seconds))
+    for case in stacks:
         for processes, label in ((1, "1"), (2, "2 processes")):
-            values = rates[noisy, processes]
+            values = rates[case, processes]
             bench.rows.append(
                 Row(
                     bench.family,
-                    f"run-steps of {N} replicas, {name}",
+                    f"run-steps of {N} replicas, {case}",
                     "loop over one run, SGD",
                     label,
                     unit="/s",
                     ours=Spread.of(values),
                     theirs=Spread.of(rates["peer",]),
                     ratio=ratios(values, rates["peer",]),
-                    goal=GOALS[noisy],
+                    goal=case.goal,
                 )
             )
     growth(bench)
@@ -66,12 +85,12 @@ def growth(bench: Bench) -> None:
     """Seconds a step of the whole stack, against the number of replicas."""
     sizes = (1, 10, 100) if bench.quick else (1, 3, 10, 30, 100, 300, 1000)
     lines = []
-    for noisy, name in NAMES.items():
+    for case in cases():
         seconds = [
-            bench.measure({"epoch": partial(stacked, n, noisy)}, bench.slow())["epoch"] / STEPS
+            bench.measure({"epoch": partial(stacked, n, case)}, bench.slow())["epoch"] / STEPS
             for n in sizes
         ]
-        lines.append(Line(name, list(map(float, sizes)), seconds, fit_from=sizes[-3]))
+        lines.append(Line(str(case), list(map(float, sizes)), seconds, fit_from=sizes[-3]))
     bench.charts.append(
         Chart(
             "replicas",
@@ -99,17 +118,18 @@ def ordinary() -> Epoch:
     return epoch
 
 
-def stacked(n: int, noisy: bool) -> Epoch:
+def stacked(n: int, case: Case) -> Epoch:
     """n replicas in one program."""
     x, y = _data()
     replicas = hm.Replicas(lambda: mlp(2, 500, 1), n)
     opt = hm.Langevin(
-        replicas.groups(CIRCLES if noisy else {}),
+        replicas.groups(CIRCLES if case.noisy else {}),
         lr=0.05,
         scheme="EM",
-        temperature=5e-5 if noisy else 0.0,
-        generator=replicas.noise() if noisy else None,
+        temperature=5e-5 if case.noisy else 0.0,
+        generator=replicas.noise(native=case.native) if case.noisy else None,
         nonfinite="allow",
+        fused=case.native,
     )
     order = replicas.order(x, y, 2)
 
@@ -130,11 +150,11 @@ def speed(work: Epoch, seconds: float) -> float:
     return done / (time.perf_counter() - start)
 
 
-def two_processes(n: int, noisy: bool, seconds: float) -> float:
+def two_processes(n: int, case: Case, seconds: float) -> float:
     """What the lab does: a process a core, each with half of the work."""
     context = mp.get_context("spawn")
     ready, results = context.Barrier(2), context.Queue()
-    arguments = (n // 2, noisy, seconds, ready, results)
+    arguments = (n // 2, case, seconds, ready, results)
     processes = [context.Process(target=_process, args=arguments) for _ in range(2)]
     for p in processes:
         p.start()
@@ -144,9 +164,9 @@ def two_processes(n: int, noisy: bool, seconds: float) -> float:
     return total
 
 
-def _process(n: int, noisy: bool, seconds: float, ready: Any, results: Any) -> None:
+def _process(n: int, case: Case, seconds: float, ready: Any, results: Any) -> None:
     torch.set_num_threads(1)
-    work = stacked(n, noisy)
+    work = stacked(n, case)
     work()
     ready.wait()
     results.put(speed(work, seconds))
