@@ -22,6 +22,16 @@ needs_compiler = pytest.mark.skipif(native.reason() is not None, reason=f"{nativ
 EPS = torch.finfo(torch.float32).eps
 
 
+MANIFOLDS: dict[str, Any] = {
+    "none": lambda: None,
+    "Circle": lambda: hm.Circle(0.4),
+    "Sphere": lambda: hm.Sphere(0.8),
+    "Sphere-equality": lambda: hm.Sphere(0.8, slack=False),
+    "Sphere-whole": lambda: hm.Sphere(1.5, dim=None),
+    "Sphere-stack": lambda: hm.Sphere(1.5, dim=None, batch_dims=1),
+}
+
+
 # ---------------------------------------------------------------------- steps
 def pair(name: str, scheme: str, size: tuple[int, ...], **settings: Any) -> list[Any]:
     """The same weights with and without the kernels, after 20 steps of a force that depends on them."""
@@ -29,7 +39,7 @@ def pair(name: str, scheme: str, size: tuple[int, ...], **settings: Any) -> list
     for fused in (False, True):
         generator = torch.Generator().manual_seed(0)
         p = nn.Parameter(0.3 * torch.randn(size, generator=generator))
-        constraint = hm.Circle(0.4) if name == "Circle" else None
+        constraint = MANIFOLDS[name]()
         opt = hm.Langevin(
             [p], lr=0.05, scheme=scheme, constraint=constraint, seed=1, fused=fused, **settings
         )
@@ -39,10 +49,10 @@ def pair(name: str, scheme: str, size: tuple[int, ...], **settings: Any) -> list
 
 
 @needs_compiler
-@pytest.mark.parametrize("size", [(1,), (3, 5), (1023,), (1024,), (5, 205), (7, 1000)])
+@pytest.mark.parametrize("size", [(1, 1), (3, 5), (1023, 1), (5, 205), (7, 1000), (2, 3, 4)])
 @pytest.mark.parametrize("temperature", [0.0, 1e-3])
 @pytest.mark.parametrize("scheme", ["OBA", "ABO", "BAOAB", "EM"])
-@pytest.mark.parametrize("name", ["none", "Circle"])
+@pytest.mark.parametrize("name", MANIFOLDS)
 def test_fused_steps_are_the_ordinary_ones(name, scheme, temperature, size):
     plain, fused = pair(name, scheme, size, temperature=temperature, weight_decay=1e-2)
     # 20 steps, each rounding a few times numbers below 1 (v: below 30, from |g| / (1 - mu) / r).
@@ -51,10 +61,10 @@ def test_fused_steps_are_the_ordinary_ones(name, scheme, temperature, size):
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["none", "Circle"])
+@pytest.mark.parametrize("name", MANIFOLDS)
 def test_maximize_and_decay_reach_the_kernels(name):
-    plain, fused = pair(name, "OBA", (40,), maximize=True, weight_decay=0.1)
-    other = pair(name, "OBA", (40,))[0]
+    plain, fused = pair(name, "OBA", (4, 10), maximize=True, weight_decay=0.1)
+    other = pair(name, "OBA", (4, 10))[0]
     torch.testing.assert_close(fused[0], plain[0], rtol=1e-5, atol=1e-5)
     assert (other[0] - plain[0]).abs().max() > 0.01
 
@@ -102,13 +112,48 @@ def test_weights_stay_on_their_circles(scheme):
 
 
 @needs_compiler
-def test_threads_do_not_change_a_bit():
+@pytest.mark.parametrize("slack", [True, False])
+def test_rows_stay_on_their_spheres(slack):
+    """Sums of 300 squares: rounding of (300 / 16 + 16) additions in each of 16 lanes at most."""
+    p = nn.Parameter(torch.linspace(-2, 2, 900).reshape(3, 300))
+    opt = hm.Langevin(
+        [p], lr=0.01, temperature=0.1, constraint=hm.Sphere(1.5, slack=slack), seed=0, fused=True
+    )
+    for _ in range(5000):
+        p.grad = p.detach().sin()
+        opt.step()
+    q, v = p.detach().double(), opt.state[p]["momentum_buffer"].double()
+    length2, dot, speed2 = (q * q).sum(1), (q * v).sum(1), (v * v).sum(1)
+    if slack:
+        xi, eta = (
+            opt.state[p]["slack"].double()[:, 0],
+            opt.state[p]["slack_momentum"].double()[:, 0],
+        )
+        length2, dot, speed2 = length2 + xi * xi, dot + xi * eta, speed2 + eta * eta
+    assert (length2 / 1.5**2 - 1).abs().max() < 40 * EPS
+    assert (dot.abs() / (length2 * speed2).sqrt()).max() < 40 * EPS
+
+
+@needs_compiler
+def test_a_weight_driven_into_its_bound_ends_there():
+    p = nn.Parameter(torch.full((5000,), 0.5))
+    opt = hm.Langevin([p], lr=0.1, scheme="EM", constraint=hm.Circle(1.0), fused=True)
+    for _ in range(2000):
+        p.grad = -torch.ones(5000)
+        opt.step()
+    assert (p.detach() - 1).abs().max() <= 2 * EPS
+    assert (opt.state[p]["slack"] >= 0).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["Circle", "Sphere"])
+def test_threads_do_not_change_a_bit(name):
     results = []
     threads = torch.get_num_threads()
     try:
         for n in (1, 2):
             torch.set_num_threads(n)
-            results.append(pair("Circle", "OBA", (700, 300), temperature=1e-3)[1])
+            results.append(pair(name, "OBA", (700, 300), temperature=1e-3)[1])
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
@@ -134,7 +179,7 @@ def test_nothing_moves_without_a_step_size(scheme):
 
 @needs_compiler
 def test_what_the_kernels_do_not_know_goes_the_ordinary_way():
-    for name in ("Sphere", "Orthogonal", "Circle-tensor", "LevelSet"):
+    for name in ("Orthogonal", "Circle-tensor", "LevelSet"):
         results = []
         for fused in (False, True):
             params, opt = build(name, dtype=torch.float32, fused=fused)

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from holonomic import native
-from holonomic.constraints import Constraint
+from holonomic.constraints import Constraint, Kernel
 from holonomic.noise import Noise
 from holonomic.phase import Phase, draw
 from holonomic.scheme import Substep
 from holonomic.thermostat import Thermostat
 
-#: Numbers of a tensor that go through a whole word together on a CPU: few enough for its cache (a
-#: step reads and writes about eight such blocks), enough to make a call of torch worth its while.
-BLOCK = 1 << 15
+#: Numbers of a tensor that go through a whole word together on a CPU: few enough for its cache, enough
+#: to make a call of torch worth its while.
+BLOCK = 1 << 17
 
 Noises = tuple[list[Tensor], list[Tensor]]
 
@@ -148,33 +148,30 @@ class Flow:
 
     def _fused(self, x: Phase, g: Sequence[Tensor], word: Sequence[Substep]) -> bool:
         """Take the step with the compiled kernels, if they know this manifold and these tensors."""
-        radius = self.constraint.kernel_radius
-        known = radius is not None and all(s.letter in ("A", "B", "O", "EM") for s in word)
-        if not known or self.thermostat or not native.fits([*x.q, *x.v, *x.xi, *g]):
+        kernel = self.constraint.kernel
+        known = kernel is not None and all(s.letter in ("A", "B", "O", "EM") for s in word)
+        tensors = [*x.q, *x.v, *x.xi, *x.eta, *g]
+        if not known or self.thermostat or not self.lr or not native.fits(tensors):
             return False
-        assert radius is not None
-        if not self.lr:
-            word = [s for s in word if s.letter in "BO"]  # no time passes
-        letters = [self._numbers(s, radius) for s in word]
-        sign = -1.0 if self.maximize else 1.0
+        assert kernel is not None
+        step = native.Step(
+            [self._numbers(s, kernel) for s in word],
+            kernel.radius,
+            -1.0 if self.maximize else 1.0,
+            self.weight_decay,
+            kernel.rows is not None,
+        )
         for i, q in enumerate(x.q):
-            single = x.single(i)
-            native.step_(
-                q,
-                single.v[0] if single.v else None,
-                single.xi[0] if single.xi else None,
-                g[i],
-                letters,
-                [self._draw(substep, single) for substep in word],
-                radius,
-                sign,
-                self.weight_decay,
-            )
+            one = x.single(i)
+            noises = [self._draw(substep, one) for substep in word]
+            rows = q if kernel.rows is None else q.view(kernel.rows(q), -1)
+            v, xi, eta = (ts[0] if ts else None for ts in (one.v, one.xi, one.eta))
+            step(rows, v, xi, eta, g[i], noises)
         return True
 
-    def _numbers(self, s: Substep, radius: float) -> native.Letter:
+    def _numbers(self, s: Substep, kernel: Kernel) -> native.Letter:
         """The coefficients of a letter as the kernels want them; on a circle v is an angle."""
-        r = radius or 1.0
+        r = kernel.radius if kernel.angular else 1.0
         if s.letter == "A":
             return native.Letter("A", s.fraction * self.lr)
         if s.letter == "B":

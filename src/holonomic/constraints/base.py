@@ -11,8 +11,8 @@ place. The default methods are those of flat space; a new constraint overrides w
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -27,6 +27,16 @@ from holonomic.phase import Phase, squares
 MARGIN = 1 / 256
 
 Radius = float | Tensor
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A manifold as the compiled kernels know it: flat space (radius 0), circles (momenta are angular),
+    or spheres (``rows`` counts those of a tensor)."""
+
+    radius: float
+    angular: bool = False
+    rows: Callable[[Tensor], int] | None = None
 
 
 class Constraint:
@@ -53,9 +63,8 @@ class Constraint:
         return False
 
     @property
-    def kernel_radius(self) -> float | None:
-        """For the compiled kernels: 0 for flat space, the radius of circles, None if they do not know
-        the manifold."""
+    def kernel(self) -> "Kernel | None":
+        """What the compiled kernels need to know; None if they do not have this manifold."""
         return None
 
     @property
@@ -176,7 +185,10 @@ class Free(Constraint):
     init = "nearest"
     batch_dims = 0
     separable = True
-    kernel_radius = 0.0
+
+    @property
+    def kernel(self) -> "Kernel | None":
+        return Kernel(0.0)
 
 
 # ---------------------------------------------------------------------- shared by the constraints

@@ -10,6 +10,7 @@ from torch import Tensor
 from holonomic.constraints.base import (
     MARGIN,
     Constraint,
+    Kernel,
     Radius,
     check_options,
     check_radius,
@@ -60,8 +61,8 @@ class Circle(Constraint):
         return not isinstance(self.radius, Tensor)
 
     @property
-    def kernel_radius(self) -> float | None:
-        return None if isinstance(self.radius, Tensor) else float(self.radius)
+    def kernel(self) -> Kernel | None:
+        return None if isinstance(self.radius, Tensor) else Kernel(self.radius, angular=True)
 
     def check(self, q: Sequence[Tensor], names: Sequence[str]) -> None:
         for t, name in zip(q, names, strict=True):

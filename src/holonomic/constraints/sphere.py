@@ -10,6 +10,7 @@ from torch import Tensor
 from holonomic.constraints.base import (
     MARGIN,
     Constraint,
+    Kernel,
     Radius,
     check_options,
     check_radius,
@@ -67,6 +68,15 @@ class Sphere(Constraint):
     def separable(self) -> bool:
         rows_first = self.batch_dims > 0 or self.dim == 0
         return rows_first and not isinstance(self.radius, Tensor)
+
+    @property
+    def kernel(self) -> Kernel | None:
+        if isinstance(self.radius, Tensor) or self.dim not in (0, None):
+            return None
+        return Kernel(self.radius, rows=lambda t: self._systems(t) * self._rows(t))
+
+    def _systems(self, t: Tensor) -> int:
+        return t.shape[: self.batch_dims].numel()
 
     def check(self, q: Sequence[Tensor], names: Sequence[str]) -> None:
         for t, name in zip(q, names, strict=True):
@@ -134,7 +144,7 @@ class Sphere(Constraint):
     def constraints(self, q: Sequence[Tensor]) -> int:
         if self.slack:
             return 0  # as many slacks as equations
-        return sum(t.shape[: self.batch_dims].numel() * self._rows(t) for t in q)
+        return sum(self._systems(t) * self._rows(t) for t in q)
 
     # ------------------------------------------------------------------ placing
     def place_(

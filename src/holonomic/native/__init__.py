@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from holonomic.native.build import Unavailable, library, reason
 
-__all__ = ["Letter", "Unavailable", "fits", "library", "normal_", "reason", "step_"]
+__all__ = ["Letter", "Step", "Unavailable", "fits", "library", "normal_", "reason"]
 
 #: Weights below which a second thread costs more than it brings.
 _PER_THREAD = 1 << 16
@@ -33,38 +34,55 @@ def fits(tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def step_(
-    q: Tensor,
-    v: Tensor | None,
-    xi: Tensor | None,
-    g: Tensor,
-    word: Sequence[Letter],
-    noise: Sequence[tuple[list[Tensor], list[Tensor]]],
-    radius: float,
-    sign: float,
-    decay: float,
-) -> None:
-    """Apply the letters to one tensor; ``xi`` is None for flat space. ``noise`` has an entry a letter."""
-    kernel, count = library().holonomic_step, len(word)
-    numbers = ctypes.c_float * count
-    pointers = ctypes.c_void_p * count
-    letters = "".join(letter.name[0] for letter in word).encode()
-    x, y = numbers(*(s.x for s in word)), numbers(*(s.y for s in word))
-    R = [pair[0][0].contiguous() if pair[0] else None for pair in noise]
-    S = [pair[1][0].contiguous() if pair[1] else None for pair in noise]
+@dataclass(frozen=True)
+class Step:
+    """The letters of a word with their numbers, for one group. ``sphere`` moves rows on spheres,
+    otherwise single weights on circles (if they have slack) or in flat space."""
 
-    def run(start: int, stop: int) -> None:
-        at = 4 * start
-        kernel(
-            stop - start,
-            *(None if t is None else t.data_ptr() + at for t in (q, v, xi, g)),
-            *(count, letters, x, y),
-            pointers(*(None if t is None else t.data_ptr() + at for t in R)),
-            pointers(*(None if t is None else t.data_ptr() + at for t in S)),
-            *(xi is not None, radius, sign, decay),
-        )
+    word: Sequence[Letter]
+    radius: float
+    sign: float
+    decay: float
+    sphere: bool
 
-    _in_threads(run, q.numel(), q.numel(), 16)
+    def __call__(
+        self,
+        q: Tensor,
+        v: Tensor | None,
+        xi: Tensor | None,
+        eta: Tensor | None,
+        g: Tensor,
+        noise: Sequence[tuple[list[Tensor], list[Tensor]]],
+    ) -> None:
+        """Apply the letters to one tensor; ``noise`` (of weights, of slack) has an entry a letter. On
+        spheres q is (rows, length)."""
+        count = len(self.word)
+        numbers, pointers = ctypes.c_float * count, ctypes.c_void_p * count
+        letters = "".join(letter.name[0] for letter in self.word).encode()
+        x, y = (numbers(*values) for values in zip(*(s[1:] for s in self.word), strict=True))
+        R = [pair[0][0].contiguous() if pair[0] else None for pair in noise]
+        S = [pair[1][0].contiguous() if pair[1] else None for pair in noise]
+        length = q.shape[1] if self.sphere else 1
+
+        def run(start: int, stop: int) -> None:
+            def at(t: Tensor | None, step: int = 1) -> int | None:
+                return None if t is None else t.data_ptr() + 4 * start * step
+
+            noises = (pointers(*(at(t, length) for t in R)), pointers(*(at(t) for t in S)))
+            if self.sphere:
+                room = torch.empty(length)
+                library().holonomic_sphere_step(
+                    *(stop - start, length, at(q, length), at(v, length), at(xi), at(eta)),
+                    *(at(g, length), count, letters, x, y, *noises),
+                    *(self.radius, self.sign, self.decay, room.data_ptr()),
+                )
+            else:
+                library().holonomic_step(
+                    *(stop - start, at(q), at(v), at(xi), at(g), count, letters, x, y, *noises),
+                    *(xi is not None, self.radius, self.sign, self.decay),
+                )
+
+        _in_threads(run, len(q) if self.sphere else q.numel(), q.numel(), 1 if self.sphere else 16)
 
 
 def normal_(out: Tensor, first: int, keys: Tensor) -> None:

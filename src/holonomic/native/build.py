@@ -14,7 +14,10 @@ import tempfile
 from pathlib import Path
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
-_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-std=c++17")
+_FLAGS = (
+    *("-std=c++17", "-O3", "-march=native"),
+    *("-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"),
+)
 _COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -102,6 +105,11 @@ def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
         *(pointer, pointer, pointer, pointer, i32, f32, f32, f32),
     ]
     kernels.holonomic_step.restype = None
+    kernels.holonomic_sphere_step.argtypes = [
+        *(i64, i64, pointer, pointer, pointer, pointer, pointer, i32, ctypes.c_char_p),
+        *(pointer, pointer, pointer, pointer, f32, f32, f32, pointer),
+    ]
+    kernels.holonomic_sphere_step.restype = None
     kernels.holonomic_normal.argtypes = [i64, i64, pointer, ctypes.c_uint64, pointer]
     kernels.holonomic_normal.restype = None
     return kernels

@@ -1,4 +1,4 @@
-// Steps of elementwise manifolds in one pass over memory, and a counter-based source of normal numbers.
+// Steps of circles, spheres and flat space in one pass over memory, and a counter-based source of normal numbers.
 //
 // Everything works on small blocks that stay in the first cache: each letter of a scheme is a plain loop
 // over a block, which the compiler turns into vector instructions. Loaded by ctypes; no Python inside.
@@ -8,7 +8,24 @@
 #include <cstdint>
 #include <cstring>
 
+#ifdef __SSE2__
+#include <xmmintrin.h>
+#endif
+
 namespace {
+
+// A weight that is driven into its bound has a slack that shrinks for ever, and numbers too small for the
+// normal format are a hundred times slower: they count as 0 while this lives.
+class FlushTiny {
+#ifdef __SSE2__
+   public:
+    FlushTiny() : before(_mm_getcsr()) { _mm_setcsr(before | 0x8040u); }
+    ~FlushTiny() { _mm_setcsr(before); }
+
+   private:
+    const unsigned before;
+#endif
+};
 
 constexpr int64_t BLOCK = 1024;
 
@@ -66,6 +83,14 @@ inline float log_unit(float u) {  // natural logarithm of a normal number
     return m + (m * z * p - 2.12194440e-4f * e - 0.5f * z) + 0.693359375f * e;
 }
 
+// 1 / sqrt(x): a first guess from the exponent, and Newton's steps, each of which doubles the digits. A
+// root and a division would cost more than all the rest of a step.
+inline float inverse_root(float x) {
+    float y = as_float(0x5f375a86u - (as_bits(x) >> 1));
+    for (int k = 0; k < 3; ++k) y *= 1.5f - (0.5f * x * y) * y;
+    return y;
+}
+
 // ------------------------------------------------------------------ letters on a block
 struct Block {
     float *q, *v, *xi;
@@ -74,10 +99,31 @@ struct Block {
 };
 
 inline void to_circle(float& q, float& xi, float r) {
-    const float length2 = std::max(q * q + xi * xi, 1.17549435e-38f);
-    const float scale = r / std::sqrt(length2);
+    const float scale = r * inverse_root(std::max(q * q + xi * xi, 1.17549435e-38f));
     q *= scale;
     xi *= scale;
+}
+
+float largest(const float* __restrict v, int64_t n) {
+    float top = 0.0f;
+#pragma omp simd reduction(max : top)
+    for (int64_t i = 0; i < n; ++i) top = std::fabs(v[i]) > top ? std::fabs(v[i]) : top;
+    return top;
+}
+
+// The pairs (q, xi) by the angles h v. Steps of training turn by less than an octant, almost always.
+template <void (*SINCOS)(float, float&, float&)>
+void rotate(const Block& b, float h, float r) {
+    float *__restrict q = b.q, *__restrict xi = b.xi;
+    const float* __restrict v = b.v;
+    for (int64_t i = 0; i < b.n; ++i) {
+        float s, c;
+        SINCOS(h * v[i], s, c);
+        float new_q = c * q[i] - s * xi[i], new_xi = c * xi[i] + s * q[i];
+        to_circle(new_q, new_xi, r);
+        q[i] = new_q;
+        xi[i] = new_xi;
+    }
 }
 
 template <bool CIRCLE>
@@ -88,14 +134,10 @@ void letter(char name, const Block& b, float x, float y, float r) {
     switch (name) {
         case 'A':
             if (CIRCLE) {
-                for (int64_t i = 0; i < n; ++i) {
-                    float s, c;
-                    sincos(x * v[i], s, c);
-                    float new_q = c * q[i] - s * xi[i], new_xi = c * xi[i] + s * q[i];
-                    to_circle(new_q, new_xi, r);
-                    q[i] = new_q;
-                    xi[i] = new_xi;
-                }
+                if (largest(v, n) * std::fabs(x) < 0.785f)
+                    rotate<sincos_octant>(b, x, r);
+                else
+                    rotate<sincos>(b, x, r);
             } else {
                 for (int64_t i = 0; i < n; ++i) q[i] -= x * v[i];
             }
@@ -134,7 +176,82 @@ void letter(char name, const Block& b, float x, float y, float r) {
     }
 }
 
-inline uint32_t rotate(uint32_t x, int by) { return (x << by) | (x >> (32 - by)); }
+// ------------------------------------------------------------------ letters on a row of a sphere
+struct Row {
+    float *q, *v, *xi, *eta;  // xi and eta: the slack of the row, or null
+    const float *g, *R, *S;
+    int64_t n;
+};
+
+void scale_row(const Row& row, float r) {
+    float* __restrict q = row.q;
+    float length2 = row.xi ? *row.xi * *row.xi : 0.0f;
+#pragma omp simd reduction(+ : length2)
+    for (int64_t i = 0; i < row.n; ++i) length2 += q[i] * q[i];
+    const float scale = r / std::sqrt(std::max(length2, 1.17549435e-38f));
+    for (int64_t i = 0; i < row.n; ++i) q[i] *= scale;
+    if (row.xi) *row.xi *= scale;
+}
+
+// A great circle along the tangent part w - a q of the momentum w.
+void turn_row(const Row& row, float h, float r) {
+    float *__restrict q = row.q, *__restrict w = row.v;
+    float length2 = 0.0f, speed2 = 0.0f, dot = 0.0f;
+    if (row.xi) {
+        length2 = *row.xi * *row.xi;
+        speed2 = *row.eta * *row.eta;
+        dot = *row.xi * *row.eta;
+    }
+#pragma omp simd reduction(+ : length2, speed2, dot)
+    for (int64_t i = 0; i < row.n; ++i) {
+        length2 += q[i] * q[i];
+        speed2 += w[i] * w[i];
+        dot += q[i] * w[i];
+    }
+    const double a = static_cast<double>(dot) / length2;
+    const double tangent2 = std::max(0.0, speed2 - a * a * length2);
+    const double angle = h * std::sqrt(tangent2 / length2);
+    const double cosine = std::cos(angle);
+    const double turn = angle > 1e-8 ? h * std::sin(angle) / angle : h;
+    const float keep_q = static_cast<float>(cosine + turn * a), from_w = static_cast<float>(turn);
+    const float keep_w = static_cast<float>(cosine);
+    const float from_q = static_cast<float>(turn * tangent2 / length2 - cosine * a);
+    for (int64_t i = 0; i < row.n; ++i) {
+        const float old_q = q[i], old_w = w[i];
+        q[i] = keep_q * old_q - from_w * old_w;
+        w[i] = keep_w * old_w + from_q * old_q;
+    }
+    if (row.xi) {
+        const float old_q = *row.xi, old_w = *row.eta;
+        *row.xi = keep_q * old_q - from_w * old_w;
+        *row.eta = keep_w * old_w + from_q * old_q;
+    }
+    scale_row(row, r);
+}
+
+void letter(char name, const Row& row, float x, float y, float r) {
+    float *__restrict q = row.q, *__restrict v = row.v;
+    const float *__restrict g = row.g, *__restrict R = row.R;
+    const int64_t n = row.n;
+    switch (name) {
+        case 'A':
+            turn_row(row, x, r);
+            break;
+        case 'B':
+            for (int64_t i = 0; i < n; ++i) v[i] += x * g[i];
+            break;
+        case 'O':
+            for (int64_t i = 0; i < n; ++i) v[i] = R ? x * v[i] + y * R[i] : x * v[i];
+            if (row.eta) *row.eta = x * *row.eta + (row.S ? y * *row.S : 0.0f);
+            break;
+        default:  // EM
+            for (int64_t i = 0; i < n; ++i) q[i] += R ? y * R[i] - x * g[i] : -x * g[i];
+            if (row.xi && row.S) *row.xi += y * *row.S;
+            scale_row(row, r);
+    }
+}
+
+inline uint32_t roll(uint32_t x, int by) { return (x << by) | (x >> (32 - by)); }
 
 // Threefry-2x32 with 20 rounds (Salmon et al. 2011): a bijection of (x0, x1) for every key.
 inline void threefry(uint32_t& x0, uint32_t& x1, uint32_t k0, uint32_t k1) {
@@ -145,7 +262,7 @@ inline void threefry(uint32_t& x0, uint32_t& x1, uint32_t k0, uint32_t k1) {
 #pragma GCC unroll 20
     for (int i = 0; i < 20; ++i) {
         x0 += x1;
-        x1 = rotate(x1, by[i % 8]) ^ x0;
+        x1 = roll(x1, by[i % 8]) ^ x0;
         if (i % 4 == 3) {
             const int j = i / 4 + 1;
             x0 += key[j % 3];
@@ -179,6 +296,7 @@ extern "C" {
 void holonomic_step(int64_t n, float* q, float* v, float* xi, const float* g, int32_t count,
                     const char* letters, const float* x, const float* y, const float* const* R,
                     const float* const* S, int32_t circle, float r, float sign, float decay) {
+    const FlushTiny flush;
     alignas(64) float force[BLOCK];
     for (int64_t start = 0; start < n; start += BLOCK) {
         const int64_t size = std::min(BLOCK, n - start);
@@ -199,6 +317,34 @@ void holonomic_step(int64_t n, float* q, float* v, float* xi, const float* g, in
                 letter<true>(letters[k], b, x[k], y[k], r);
             else
                 letter<false>(letters[k], b, x[k], y[k], r);
+        }
+    }
+}
+
+// The same for rows of n weights on spheres of radius r; xi and eta (null: no slack) and S have an entry
+// a row. `force` is room for n numbers.
+void holonomic_sphere_step(int64_t rows, int64_t n, float* q, float* v, float* xi, float* eta,
+                           const float* g, int32_t count, const char* letters, const float* x,
+                           const float* y, const float* const* R, const float* const* S, float r,
+                           float sign, float decay, float* force) {
+    const FlushTiny flush;
+    for (int64_t row = 0; row < rows; ++row) {
+        const int64_t at = row * n;
+        const float* f = g + at;
+        if (sign != 1.0f || decay != 0.0f) {
+            for (int64_t i = 0; i < n; ++i) force[i] = sign * g[at + i] + decay * q[at + i];
+            f = force;
+        }
+        for (int32_t k = 0; k < count; ++k) {
+            const Row here{q + at,
+                           v ? v + at : nullptr,
+                           xi ? xi + row : nullptr,
+                           eta ? eta + row : nullptr,
+                           f,
+                           R[k] ? R[k] + at : nullptr,
+                           S[k] ? S[k] + row : nullptr,
+                           n};
+            letter(letters[k], here, x[k], y[k], r);
         }
     }
 }
