@@ -11,9 +11,9 @@ from torch import Tensor
 
 from holonomic import native
 from holonomic.constraints import Constraint, Kernel
-from holonomic.noise import Noise
+from holonomic.noise import CounterNoise, Noise
 from holonomic.phase import Phase, draw
-from holonomic.scheme import Substep
+from holonomic.scheme import OVERDAMPED, Substep
 from holonomic.thermostat import Thermostat
 
 #: Numbers of a tensor that go through a whole word together on a CPU: few enough for its cache, enough
@@ -109,14 +109,20 @@ class Flow:
     def _draw(self, substep: Substep, x: Phase) -> Noises:
         """The noise of weights and slack that a letter takes; tensor by tensor, so that its order
         does not depend on how many are handled together."""
+        if not self._noisy(substep):
+            return [], []
+        if substep.letter in OVERDAMPED:
+            return draw(x.q, x.xi, self.noise)
+        return draw(x.v, x.eta, self.noise)
+
+    def _noisy(self, substep: Substep) -> bool:
+        """Whether a letter takes noise."""
         letter = substep.letter
-        if letter in ("EM", "LM"):
-            return draw(x.q, x.xi, self.noise) if self.temperature else ([], [])
         if letter == "O":
-            noisy = bool(self.temperature) and self.momentum**substep.fraction < 1
-        else:
-            noisy = letter in "DF" and bool(self.lr and self.thermostat and self.thermostat.noise)
-        return draw(x.v, x.eta, self.noise) if noisy else ([], [])
+            return bool(self.temperature) and self.momentum**substep.fraction < 1
+        if letter in OVERDAMPED:
+            return bool(self.temperature)
+        return letter in "DF" and bool(self.lr and self.thermostat and self.thermostat.noise)
 
     def _pieces(
         self, x: Phase, g: Sequence[Tensor], word: Sequence[Substep], foreach: bool
@@ -130,7 +136,7 @@ class Flow:
         size = 0
         for i, t in enumerate(x.q):
             single = x.single(i)
-            noises = [self._draw(substep, single) for substep in word]
+            noises = self._draws(word, single)
             if t.numel() > block:
                 rows = max(1, int(block * len(t) // t.numel()))
                 for start in range(0, len(t), rows):
@@ -150,24 +156,38 @@ class Flow:
         """Take the step with the compiled kernels, if they know this manifold and these tensors."""
         kernel = self.constraint.kernel
         known = kernel is not None and all(s.letter in ("A", "B", "O", "EM") for s in word)
-        tensors = [*x.q, *x.v, *x.xi, *x.eta, *g]
-        if not known or self.thermostat or not self.lr or not native.fits(tensors):
+        if not (known and self.lr and len(word) <= native.LETTERS) or self.thermostat:
+            return False
+        if not native.fits([*x.q, *x.v, *x.xi, *x.eta, *g]):
             return False
         assert kernel is not None
-        step = native.Step(
-            [self._numbers(s, kernel) for s in word],
-            kernel.radius,
-            -1.0 if self.maximize else 1.0,
-            self.weight_decay,
-            kernel.rows is not None,
-        )
+        kind = native.Step if kernel.rows is None else native.SphereStep
+        letters = [self._numbers(s, kernel) for s in word]
+        step = kind(letters, kernel.radius, -1.0 if self.maximize else 1.0, self.weight_decay)
         for i, q in enumerate(x.q):
-            one = x.single(i)
-            noises = [self._draw(substep, one) for substep in word]
-            rows = q if kernel.rows is None else q.view(kernel.rows(q), -1)
-            v, xi, eta = (ts[0] if ts else None for ts in (one.v, one.xi, one.eta))
-            step(rows, v, xi, eta, g[i], noises)
+            v, xi, eta = (ts[i] if ts else None for ts in (x.v, x.xi, x.eta))
+            if isinstance(step, native.SphereStep):
+                assert kernel.rows is not None
+                rows = q.view(kernel.rows(q), -1)
+                step.rows(rows, v, xi, eta, g[i], self._draws(word, x.single(i)))
+            elif isinstance(self.noise, CounterNoise) and any(map(self._noisy, word)):
+                places = [self._reserve(self.noise, s, q, xi) for s in word]
+                step.with_stream(q, v, xi, g[i], self.noise.keys, places)
+            else:
+                step(q, v, xi, g[i], self._draws(word, x.single(i)))
         return True
+
+    def _draws(self, word: Sequence[Substep], x: Phase) -> list[Noises]:
+        return [self._draw(substep, x) for substep in word]
+
+    def _reserve(
+        self, noise: CounterNoise, substep: Substep, q: Tensor, xi: Tensor | None
+    ) -> tuple[int, int]:
+        """Where the noise of a letter is to be found: the numbers `_draw` would have drawn."""
+        if not self._noisy(substep):
+            return -1, -1
+        place = noise.reserve(q)
+        return place, noise.reserve(q) if substep.letter == "EM" and xi is not None else -1
 
     def _numbers(self, s: Substep, kernel: Kernel) -> native.Letter:
         """The coefficients of a letter as the kernels want them; on a circle v is an angle."""

@@ -150,11 +150,21 @@ class CounterNoise(_StackedNoise):
         self._place = 0
 
     def like(self, tensor: Tensor) -> Tensor:
-        self.check([tensor])
         drawn = torch.empty(tensor.shape)
-        native.normal_(drawn, self._place, self._keys)
-        self._place += (tensor[0].numel() + 1) // 2 * 2  # they come in pairs
+        native.normal_(drawn, self.reserve(tensor), self._keys)
         return drawn.to(tensor.dtype)
+
+    @property
+    def keys(self) -> Tensor:
+        """The keys of the streams, one a replica."""
+        return self._keys
+
+    def reserve(self, tensor: Tensor) -> int:
+        """The place in the streams of numbers for a tensor, to be drawn by whoever asks."""
+        self.check([tensor])
+        place = self._place
+        self._place += (tensor[0].numel() + 1) // 2 * 2  # they come in pairs
+        return place
 
     def state(self, devices: Iterable[torch.device] = ()) -> dict[str, Any]:
         return {"keys": self._keys.clone(), "place": torch.tensor(self._place)}

@@ -97,19 +97,47 @@ def _compile(compiler: str, path: Path) -> None:
         Path(temporary).unlink(missing_ok=True)
 
 
+LETTERS = 16  # that a word may have
+
+
+class Word(ctypes.Structure):
+    """As in ``kernels.cpp``: letters with their numbers, and what all tensors of a group share."""
+
+    _fields_ = (
+        ("count", ctypes.c_int32),
+        ("letters", ctypes.c_char * LETTERS),
+        ("x", ctypes.c_float * LETTERS),
+        ("y", ctypes.c_float * LETTERS),
+        ("radius", ctypes.c_float),
+        ("sign", ctypes.c_float),
+        ("decay", ctypes.c_float),
+    )
+
+
+class Stored(ctypes.Structure):
+    """As in ``kernels.cpp``: addresses of the noise of every letter."""
+
+    _fields_ = (("R", ctypes.c_void_p * LETTERS), ("S", ctypes.c_void_p * LETTERS))
+
+
+class Stream(ctypes.Structure):
+    """As in ``kernels.cpp``: places of the noise of every letter in a stream a row."""
+
+    _fields_ = (
+        ("keys", ctypes.c_void_p),
+        ("R", ctypes.c_int64 * LETTERS),
+        ("S", ctypes.c_int64 * LETTERS),
+    )
+
+
 def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
     """Say what the functions take, so that a wrong call raises instead of crashing."""
-    pointer, i64, i32, f32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
-    kernels.holonomic_step.argtypes = [
-        *(i64, pointer, pointer, pointer, pointer, i32, ctypes.c_char_p),
-        *(pointer, pointer, pointer, pointer, i32, f32, f32, f32),
-    ]
-    kernels.holonomic_step.restype = None
-    kernels.holonomic_sphere_step.argtypes = [
-        *(i64, i64, pointer, pointer, pointer, pointer, pointer, i32, ctypes.c_char_p),
-        *(pointer, pointer, pointer, pointer, f32, f32, f32, pointer),
-    ]
-    kernels.holonomic_sphere_step.restype = None
-    kernels.holonomic_normal.argtypes = [i64, i64, pointer, ctypes.c_uint64, pointer]
-    kernels.holonomic_normal.restype = None
+    pointer, i64 = ctypes.c_void_p, ctypes.c_int64
+    for name, arguments in {
+        "holonomic_step": [pointer, i64, i64, *[pointer] * 6],
+        "holonomic_sphere_step": [pointer, i64, i64, *[pointer] * 7],
+        "holonomic_normal": [i64, i64, pointer, ctypes.c_uint64, pointer],
+    }.items():
+        function = getattr(kernels, name)
+        function.argtypes, function.restype = arguments, None
     return kernels

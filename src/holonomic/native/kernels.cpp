@@ -28,6 +28,24 @@ class FlushTiny {
 };
 
 constexpr int64_t BLOCK = 1024;
+constexpr int LETTERS = 16;
+
+// The same in build.py.
+struct Word {  // letter k has the numbers x[k], and y[k] for its noise
+    int32_t count;
+    char letters[LETTERS];
+    float x[LETTERS], y[LETTERS];
+    float radius, sign, decay;  // the force is sign * g + decay * q at the start of the step
+};
+
+struct Stored {  // noise of letter k for weights and slack; null: none
+    const float *R[LETTERS], *S[LETTERS];
+};
+
+struct Stream {  // the same as numbers of a stream a row; the place is negative: none
+    const uint64_t* keys;
+    int64_t R[LETTERS], S[LETTERS];
+};
 
 // ------------------------------------------------------------------ elementary functions
 // Single precision is enough for normal numbers and for angles; the errors are below 1e-7.
@@ -287,64 +305,72 @@ void fill_pairs(int64_t count, float* __restrict out, uint64_t from, uint32_t k0
     }
 }
 
+// The numbers from..., in blocks of their own: for R or S of one letter.
+const float* noise_of(const float* stored, int64_t at, const Stream* stream, int64_t place, int64_t row,
+                      int64_t start, int64_t size, float* room) {
+    if (stored) return stored + at;
+    if (!stream || place < 0) return nullptr;
+    const uint64_t key = stream->keys[row];
+    fill_pairs((size + 1) / 2, room, static_cast<uint64_t>(place + start) / 2,
+               static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32));
+    return room;
+}
+
+const float* force_of(const Word& w, const float* g, const float* q, int64_t n, float* room) {
+    if (w.sign == 1.0f && w.decay == 0.0f) return g;
+    for (int64_t i = 0; i < n; ++i) room[i] = w.sign * g[i] + w.decay * q[i];
+    return room;
+}
+
 }  // namespace
 
 extern "C" {
 
-// Apply `count` letters to n weights. Letter k has the numbers x[k] (and y[k] for its noise), and the
-// noise R[k], S[k] (null: none). The force is sign * g + decay * q at the start of the step.
-void holonomic_step(int64_t n, float* q, float* v, float* xi, const float* g, int32_t count,
-                    const char* letters, const float* x, const float* y, const float* const* R,
-                    const float* const* S, int32_t circle, float r, float sign, float decay) {
+// Apply a word to rows of n weights each, on circles (if they have slack xi) or in flat space. The noise
+// is stored, or drawn from a stream, or there is none.
+void holonomic_step(const Word* word, int64_t rows, int64_t n, float* q, float* v, float* xi,
+                    const float* g, const Stored* stored, const Stream* stream) {
     const FlushTiny flush;
-    alignas(64) float force[BLOCK];
-    for (int64_t start = 0; start < n; start += BLOCK) {
-        const int64_t size = std::min(BLOCK, n - start);
-        const float* f = g + start;
-        if (sign != 1.0f || decay != 0.0f) {
-            for (int64_t i = 0; i < size; ++i) force[i] = sign * g[start + i] + decay * q[start + i];
-            f = force;
-        }
-        for (int32_t k = 0; k < count; ++k) {
-            const Block b{q + start,
-                          v ? v + start : nullptr,
-                          xi ? xi + start : nullptr,
-                          f,
-                          R[k] ? R[k] + start : nullptr,
-                          S[k] ? S[k] + start : nullptr,
-                          size};
-            if (circle)
-                letter<true>(letters[k], b, x[k], y[k], r);
-            else
-                letter<false>(letters[k], b, x[k], y[k], r);
+    const Word& w = *word;
+    alignas(64) float force[BLOCK], R[2 * BLOCK], S[2 * BLOCK];
+    for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t start = 0; start < n; start += BLOCK) {
+            const int64_t size = std::min(BLOCK, n - start), at = row * n + start;
+            const float* f = force_of(w, g + at, q + at, size, force);
+            for (int32_t k = 0; k < w.count; ++k) {
+                const float* r = noise_of(stored ? stored->R[k] : nullptr, at, stream,
+                                          stream ? stream->R[k] : -1, row, start, size, R);
+                const float* s = noise_of(stored ? stored->S[k] : nullptr, at, stream,
+                                          stream ? stream->S[k] : -1, row, start, size, S);
+                const Block b{q + at, v ? v + at : nullptr, xi ? xi + at : nullptr, f, r, s, size};
+                if (xi)
+                    letter<true>(w.letters[k], b, w.x[k], w.y[k], w.radius);
+                else
+                    letter<false>(w.letters[k], b, w.x[k], w.y[k], w.radius);
+            }
         }
     }
 }
 
-// The same for rows of n weights on spheres of radius r; xi and eta (null: no slack) and S have an entry
-// a row. `force` is room for n numbers.
-void holonomic_sphere_step(int64_t rows, int64_t n, float* q, float* v, float* xi, float* eta,
-                           const float* g, int32_t count, const char* letters, const float* x,
-                           const float* y, const float* const* R, const float* const* S, float r,
-                           float sign, float decay, float* force) {
+// The same for rows on spheres; xi, eta (null: no slack) and S have an entry a row. `force` is room for a
+// row.
+void holonomic_sphere_step(const Word* word, int64_t rows, int64_t n, float* q, float* v, float* xi,
+                           float* eta, const float* g, const Stored* stored, float* force) {
     const FlushTiny flush;
+    const Word& w = *word;
     for (int64_t row = 0; row < rows; ++row) {
         const int64_t at = row * n;
-        const float* f = g + at;
-        if (sign != 1.0f || decay != 0.0f) {
-            for (int64_t i = 0; i < n; ++i) force[i] = sign * g[at + i] + decay * q[at + i];
-            f = force;
-        }
-        for (int32_t k = 0; k < count; ++k) {
+        const float* f = force_of(w, g + at, q + at, n, force);
+        for (int32_t k = 0; k < w.count; ++k) {
             const Row here{q + at,
                            v ? v + at : nullptr,
                            xi ? xi + row : nullptr,
                            eta ? eta + row : nullptr,
                            f,
-                           R[k] ? R[k] + at : nullptr,
-                           S[k] ? S[k] + row : nullptr,
+                           stored && stored->R[k] ? stored->R[k] + at : nullptr,
+                           stored && stored->S[k] ? stored->S[k] + row : nullptr,
                            n};
-            letter(letters[k], here, x[k], y[k], r);
+            letter(w.letters[k], here, w.x[k], w.y[k], w.radius);
         }
     }
 }
