@@ -3,12 +3,12 @@
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from holonomic.constraints import Circle, Constraint, Orthogonal, Sphere
 from holonomic.errors import SettingError
 
-_CONSTRAINTS: dict[str, Callable[..., Constraint]] = {
+CONSTRAINTS: dict[str, Callable[..., Constraint]] = {
     "circle": Circle,
     "sphere": Sphere,
     "orthogonal": Orthogonal,
@@ -55,7 +55,7 @@ class Arm:
 
     def rules(self) -> dict[Any, Constraint]:
         """The constraints as rules for `holonomic.groups`."""
-        return {glob: _CONSTRAINTS[kind](*args) for glob, (kind, *args) in self.constraints.items()}
+        return {glob: CONSTRAINTS[kind](*args) for glob, (kind, *args) in self.constraints.items()}
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,12 @@ class Experiment:
 _REGISTRY: dict[str, Callable[[], Experiment]] = {}
 
 
-def recipe(make: Callable[[], Experiment]) -> Callable[[], Experiment]:
-    """Register a function that returns an experiment under the function's name."""
-    _REGISTRY[make.__name__.replace("_", ".")] = make
+E = TypeVar("E", bound=Experiment)
+
+
+def recipe(make: Callable[[], E]) -> Callable[[], E]:
+    """Register a function that returns an experiment under the experiment's name."""
+    _REGISTRY[make().id] = make
     return make
 
 

@@ -21,6 +21,13 @@ LESS_IS_BETTER = frozenset(
         "curvature_std",
         "curvature_max",
         "slope",
+        "valid_loss",
+        "valid_perplexity",
+        "test_perplexity",
+        "largest_weight",
+        "output_weight",
+        "ece",
+        "lipschitz",
     }
 )
 

@@ -35,7 +35,8 @@ plt.rcParams.update(
 )
 
 
-def _look(i: int) -> dict[str, Any]:
+def look(i: int) -> dict[str, Any]:
+    """The colour and style of the i-th line."""
     return {"color": COLOURS[i % len(COLOURS)], "linestyle": STYLES[(i // len(COLOURS)) % 4]}
 
 
@@ -47,7 +48,7 @@ def curves(e: Experiment, arms: dict[str, dict[str, Any]], out: Path) -> Figure:
             epochs = np.array(arm["curves"]["epoch"])
             values = np.array(arm["curves"][metric], dtype=float)
             mean, std = np.nanmean(values, 1), np.nanstd(values, 1)
-            axis.plot(epochs, mean, label=name, **_look(i))
+            axis.plot(epochs, mean, label=name, **look(i))
             if len(arms) <= 8:
                 axis.fill_between(
                     epochs, mean - std, mean + std, color=COLOURS[i % 8], alpha=0.12, lw=0
@@ -101,7 +102,7 @@ def slopes(e: Experiment, arms: dict[str, dict[str, Any]], out: Path) -> Figure:
             steep = stored["slopes"]
         at = np.linspace(-half, half, steep.shape[1])
         for axis, line in zip(axes, steep, strict=True):
-            axis.plot(at, line, label=name, lw=1, **_look(i))
+            axis.plot(at, line, label=name, lw=1, **look(i))
     axes[0].set_xlabel("x along y = 0")
     axes[1].set_xlabel("y along x = 0")
     axes[0].set_ylabel("mean |d prediction / d position|")
@@ -113,10 +114,10 @@ def slopes(e: Experiment, arms: dict[str, dict[str, Any]], out: Path) -> Figure:
 
 def finals(e: Experiment, arms: dict[str, dict[str, Any]], out: Path) -> Figure:
     """Every replica's final numbers as a dot, over the mean."""
-    return _strips(arms, ("test_accuracy", "test_loss"), log=False)
+    return _strips(arms, e.metrics[:2], log=False)
 
 
-def _strips(arms: dict[str, dict[str, Any]], metrics: tuple[str, str], *, log: bool) -> Figure:
+def _strips(arms: dict[str, dict[str, Any]], metrics: tuple[str, ...], *, log: bool) -> Figure:
     figure, axes = plt.subplots(
         1, 2, figsize=(9, 1.2 + 0.28 * len(arms)), constrained_layout=True, sharey=True
     )

@@ -23,7 +23,7 @@ from holonomic.lab.statistics import as_plain, judge, summarize
 from holonomic.lab.train import Trained, draws
 from holonomic.lab.workers import DONE, default_workers, run_arms
 
-FIGURES = ("boundaries", "curves", "curvature", "slopes", "finals")
+FIGURES = ("boundaries", "curves", "curvature", "slopes", "finals", "training")
 #: Figures that need measurements of their own.
 MEASURED = {"boundaries", "curvature", "slopes"}
 CURVES = ("train_loss", "test_loss", "test_accuracy")
@@ -60,7 +60,7 @@ def run(
 
     The folder holds ``config.json``, one ``<arm>.json`` (curves) and ``<arm>.npz`` (pictures' data)
     a finished arm, and the checkpoints of arms at work. It belongs to one configuration."""
-    _claim_folder(e, out, force)
+    claim_folder(e, out, force)
     started = time.monotonic()
     for arm in e.arms:
         _borrow(e, arm, out)
@@ -72,9 +72,9 @@ def run(
                     bars.show(arm, DONE)
             run_arms(e, todo, out, _finish, bars.show, screen.warn, workers or default_workers())
     except BaseException:
-        _write_summary(e, out, partial=True, seconds=time.monotonic() - started)
+        write_summary(e, out, partial=True, seconds=time.monotonic() - started)
         raise
-    return _write_summary(e, out, partial=False, seconds=time.monotonic() - started)
+    return write_summary(e, out, partial=False, seconds=time.monotonic() - started)
 
 
 def _key(e: Experiment, arm: Arm) -> str:
@@ -95,7 +95,8 @@ def _borrow(e: Experiment, arm: Arm, out: Path) -> None:
                 write_bytes(out / path.name, path.read_bytes())
 
 
-def _claim_folder(e: Experiment, out: Path, force: bool) -> None:
+def claim_folder(e: Experiment, out: Path, force: bool) -> None:
+    """Make the folder that of an experiment's configuration, or raise if it is another's."""
     config = json.loads(json.dumps(e.config()))
     path = out / "config.json"
     if path.exists():
@@ -190,7 +191,8 @@ def load_arms(e: Experiment, out: Path) -> dict[str, dict[str, Any]]:
     return {name: json.loads(p.read_text()) for name, p in paths.items() if p.exists()}
 
 
-def _write_summary(e: Experiment, out: Path, *, partial: bool, seconds: float) -> dict[str, Any]:
+def write_summary(e: Experiment, out: Path, *, partial: bool, seconds: float) -> dict[str, Any]:
+    """Write ``summary.json`` from the finished arms of a folder."""
     arms = load_arms(e, out)
     finals = {name: arm["finals"] for name, arm in arms.items()}
     summary = {

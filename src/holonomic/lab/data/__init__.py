@@ -4,11 +4,11 @@ from holonomic.lab.data.augment import channel_statistics, crop_and_flip
 from holonomic.lab.data.catalog import DATASETS, Dataset, dataset
 from holonomic.lab.data.cifar10 import cifar10
 from holonomic.lab.data.digits import digits
-from holonomic.lab.data.fetch import DataError
+from holonomic.lab.data.fetch import DataError, Progress
 from holonomic.lab.data.images import Images, fashion_mnist, mnist
 from holonomic.lab.data.spirals import spiral, trigonometric
 from holonomic.lab.data.tables import Table, chess, poker
-from holonomic.lab.data.text import Corpus, batches, penn_treebank, wikitext2
+from holonomic.lab.data.text import Corpus, batches, penn_treebank, wikitext2, windows
 
 __all__ = [
     "DATASETS",
@@ -16,6 +16,7 @@ __all__ = [
     "DataError",
     "Dataset",
     "Images",
+    "Progress",
     "Table",
     "batches",
     "channel_statistics",
@@ -31,4 +32,5 @@ __all__ = [
     "spiral",
     "trigonometric",
     "wikitext2",
+    "windows",
 ]
