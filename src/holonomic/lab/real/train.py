@@ -198,11 +198,12 @@ def train(
             if trainer.epoch in points and not trainer.diverged:
                 trainer.record()
             progress(trainer.epoch)
-        if stop.asked or time.monotonic() - last > checkpoint_every:
+        asked = stop.asked  # once: a wish that comes after the checkpoint waits for the next step
+        if asked or time.monotonic() - last > checkpoint_every:
             state = {"key": key, "trainer": trainer.state_dict()}
             save_checkpoint(checkpoint, {**state, "seconds": seconds + time.monotonic() - started})
             last = time.monotonic()
-        if stop.asked:
+        if asked:
             raise KeyboardInterrupt
     finals = {}
     if trainer.diverged:
