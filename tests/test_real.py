@@ -8,11 +8,13 @@ import pytest
 import torch
 from rich.console import Console
 from torch import nn
+from typer.testing import CliRunner
 
 import holonomic as hm
 from holonomic.lab import data, models
+from holonomic.lab.cli import app
 from holonomic.lab.data import Corpus, Images, fetch
-from holonomic.lab.experiment import experiment, experiments
+from holonomic.lab.experiment import _REGISTRY, Claim, experiment, experiments
 from holonomic.lab.real import Method, RealExperiment, Search, Source, runner, task, train
 from holonomic.lab.real.measures import (
     calibration_error,
@@ -20,7 +22,6 @@ from holonomic.lab.real.measures import (
     lipschitz_bound,
     margins,
 )
-from holonomic.lab.report import markdown, overview, write_report
 from holonomic.lab.runner import adjusted
 from holonomic.lab.screen import LABELS, Screen
 from holonomic.lab.train import Stop
@@ -240,8 +241,11 @@ def test_bad_descriptions():
         Method("x", lr=0.1, optimizer="adam")
     with pytest.raises(hm.SettingError, match="AdamW has no constraints"):
         Method("x", lr=0.1, optimizer="adamw", temperature=1.0)
-    with pytest.raises(hm.SettingError, match="one draw only"):
-        task.make_task(TEXT, 1)
+    with pytest.raises(hm.SettingError, match=r"draws is 2.*one draw only"):
+        task.make_task(replace(TEXT, draws=2), 0)
+    table = replace(IMAGES, data=Source("krkopt", batch=1))
+    with pytest.raises(hm.SettingError, match="krkopt is a table"):
+        task._checked(table, data.Table(torch.zeros(1, 1), torch.zeros(1), 2))
     with pytest.raises(hm.SettingError, match="no model 'resnet43'; did you mean resnet34"):
         models.model("resnet43")
 
@@ -408,7 +412,13 @@ def test_a_search_gives_every_method_as_many_tries_and_no_test_image():
 
 
 # ---------------------------------------------------------------------- from end to end
-def test_a_search_and_its_experiment_on_real_images_from_end_to_end(tmp_path):
+def command(*words: object) -> str:
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_search_and_its_experiment_on_real_images_from_end_to_end(tmp_path, monkeypatch):
     need("digits")
     e = REAL["beyond"]
     sgd, circle = e.arms[0], e.arms[3]
@@ -417,13 +427,14 @@ def test_a_search_and_its_experiment_on_real_images_from_end_to_end(tmp_path):
         data=Source("digits", batch=32, train=400, test=300),
         model=("mlp", 64, 20, 10),
         arms=tuple(replace(arm, candidates=arm.candidates[:2]) for arm in (sgd, circle)),
-        epochs=4,
-        runs=2,
         search=Search(epochs=1, runs=1, validation=100),
-        claims=e.claims[:1],
+        claims=(Claim("c-CoLA-ud is better calibrated", "ece", circle.name, sgd.name),),
     )
+    monkeypatch.setitem(_REGISTRY, e.id, lambda: e)
     out = tmp_path / "beyond"
-    summary = runner.run(e, out, quiet(), workers=2)
+    said = command("run", "beyond", "--runs", 2, "--epochs", 4, "--out", out, "--workers", 2)
+    assert "c-CoLA-ud is better calibrated" in said
+    summary = json.loads((out / "summary.json").read_text())
     assert not summary["partial"]
     assert len(summary["arms"]["SGD-m"]["test_accuracy"]["values"]) == 2
     assert summary["arms"]["c-CoLA-ud"]["test_accuracy"]["one_draw"]["mean"] > 40  # chance is 10
@@ -433,12 +444,12 @@ def test_a_search_and_its_experiment_on_real_images_from_end_to_end(tmp_path):
     assert stored["settings"]["constraints"]["1.weight"][0] == "circle"
     assert stored["curves"]["epoch"] == [1, 2, 3, 4]
     assert not (out / runner.PARTS).exists()
-    page = write_report(e, summary, out, pytest.fail)
-    assert page.read_text().count("data:image/png") == 2
-    assert "Lipschitz" in markdown(e, summary)
-    assert "[beyond](beyond/README.md)" in overview(tmp_path, {"beyond": e})
+    command("report", "beyond", "--out", out)
+    assert (out / "report.html").read_text().count("data:image/png") == 2
+    assert "Lipschitz bound" in (out / "README.md").read_text()
+    assert "[beyond](beyond/README.md)" in (tmp_path / "README.md").read_text()
     # An equal arm of another experiment beside it is copied, not run.
-    again = replace(e, id="other", arms=e.arms[:1], claims=())
+    again = replace(adjusted(e, runs=2, epochs=4), id="other", arms=e.arms[:1], claims=())
     runner.run(again, tmp_path / "other", quiet(), workers=1)
     assert (tmp_path / "other" / "SGD-m.json").read_bytes() == (out / "SGD-m.json").read_bytes()
 

@@ -88,7 +88,7 @@ class Screen:
     def fetching(self) -> Iterator[Callable[[str, int, int], None]]:
         """Takes (name, bytes so far, bytes in all) of files that are being fetched."""
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-        with Progress(*columns, console=self.console, refresh_per_second=2) as progress:
+        with Progress(*columns, console=self.console, transient=True) as progress:
             tasks: dict[str, TaskID] = {}
 
             def show(name: str, done: int, total: int) -> None:

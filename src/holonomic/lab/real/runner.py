@@ -34,7 +34,7 @@ def run(
 
     If the experiment has a search, it is run first, as an experiment of its own in ``out/search``."""
     with screen.fetching() as progress:
-        prefetch(e.data.name, progress)  # before the workers, which show no progress
+        prefetch(e, progress)  # before the workers, which show no progress
     claim_folder(e, out, force)
     started = time.monotonic()
     if e.search is not None:

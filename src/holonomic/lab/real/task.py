@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from holonomic.errors import SettingError
 from holonomic.lab.data import (
     Corpus,
+    Dataset,
     Images,
     Progress,
     channel_statistics,
@@ -136,26 +137,31 @@ def pieces(stream: Tensor, length: int) -> list[Examples]:
 
 
 @lru_cache(maxsize=1)
-def _loaded(name: str) -> Images | Corpus:
+def _loaded(name: str) -> Dataset:
     """A data set, kept for the jobs of this process."""
-    return prefetch(name)
+    return dataset(name)
 
 
-def prefetch(name: str, progress: Progress | None = None) -> Images | Corpus:
-    """A data set for a task, fetched if need be."""
-    found = dataset(name, progress)
+def prefetch(e: RealExperiment, progress: Progress | None = None) -> None:
+    """Fetch the data of an experiment if need be, and raise if it cannot serve."""
+    _checked(e, dataset(e.data.name, progress))
+
+
+def _checked(e: RealExperiment, found: Dataset) -> Images | Corpus:
     if not isinstance(found, Images | Corpus):
-        raise SettingError(f"{name!r} is a table; an experiment here needs images or text.")
+        raise SettingError(f"{e.id}: {e.data.name} is a table; images or text are needed.")
+    if isinstance(found, Corpus) and e.draws:
+        raise SettingError(
+            f"{e.id}: draws is {e.draws}, and {e.data.name} has one draw only; it must be 0."
+        )
     return found
 
 
 def make_task(e: RealExperiment, draw: int) -> Task:
     """The task of an experiment on one draw of its data, on the experiment's device."""
-    found = _loaded(e.data.name)
+    found = _checked(e, _loaded(e.data.name))
     if isinstance(found, Images):
         return _images(e, found, draw)
-    if draw:
-        raise SettingError(f"{e.id}: {e.data.name} has one draw only; set draws to 0.")
     device, length = torch.device(e.device), e.data.length
     train = windows(found.train.to(device), length)
     valid, test = (pieces(part.to(device), length) for part in (found.valid, found.test))

@@ -55,7 +55,7 @@ def table2() -> RealExperiment:
         epochs=200,
         runs=1,
         draws=0,
-        micro=32,
+        micro=16,
         metrics=("valid_loss", "valid_perplexity", "test_loss", "test_perplexity"),
         panels=("train_loss", "valid_loss", "largest_weight"),
         claims=_claims("valid_loss", ours, sgd, decayed),
@@ -87,7 +87,7 @@ def table2_wikitext2() -> RealExperiment:
         data=Source("wikitext-2", batch=128),
         model=("transformer", 33_278),
         arms=(ours, sgd, decayed),
-        micro=16,
+        micro=8,
         claims=_claims("valid_loss", ours, sgd, decayed),
         paper={
             ours.name: {"valid_loss": 5.09},

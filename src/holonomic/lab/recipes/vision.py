@@ -89,6 +89,7 @@ def fig6_small() -> RealExperiment:
         arms=(SGD_M, SGD_M_WD, O_COLA_UD, SGD, O_COLA_OD),
         epochs=30,
         runs=3,
+        records=10,
         claims=(
             *whole.claims,
             _claim(O_COLA_OD, SGD, "test_loss"),
