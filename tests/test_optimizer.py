@@ -257,7 +257,7 @@ def test_maximize_is_descent_on_the_negative_gradient(name: str) -> None:
     assert same(up, down)
 
 
-@pytest.mark.parametrize("flag", ["capturable", "differentiable", "fused"])
+@pytest.mark.parametrize("flag", ["capturable", "differentiable"])
 def test_unsupported_flags_raise(flag: str) -> None:
     with pytest.raises(SettingError, match=f"{flag}=True is not supported"):
         Langevin(weights(), **{flag: True})

@@ -85,7 +85,7 @@ TEXT = replace(
     model=("transformer", 20, 12, 2, 12),
     arms=(replace(FREE, momentum=0.5),),
     metrics=("valid_loss", "valid_perplexity"),
-    panels=("train_loss", "valid_loss"),
+    shown=("train_loss", "valid_loss"),
 )
 
 
@@ -373,7 +373,7 @@ def test_recipes_of_real_data_are_complete():
         model = models.model(*e.model)
         for arm in e.arms if e.search is None else e.searching().arms:
             hm.groups(model, arm.rules())  # every rule matches something
-        for metric in (*e.metrics, *e.panels):
+        for metric in (*e.metrics, *e.shown):
             assert metric in LABELS
     assert experiment("fig4.10").id == "fig7"
     assert experiment("table4.4").id == "table2"
@@ -449,7 +449,9 @@ def test_a_search_and_its_experiment_on_real_images_from_end_to_end(tmp_path, mo
     assert "Lipschitz bound" in (out / "README.md").read_text()
     assert "[beyond](beyond/README.md)" in (tmp_path / "README.md").read_text()
     # An equal arm of another experiment beside it is copied, not run.
-    again = replace(adjusted(e, runs=2, epochs=4), id="other", arms=e.arms[:1], claims=())
+    native = summary["config"].get("native", False)  # the command line takes kernels if it can
+    same_sizes = adjusted(e, runs=2, epochs=4, native=native)
+    again = replace(same_sizes, id="other", arms=e.arms[:1], claims=())
     runner.run(again, tmp_path / "other", quiet(), workers=1)
     assert (tmp_path / "other" / "SGD-m.json").read_bytes() == (out / "SGD-m.json").read_bytes()
 

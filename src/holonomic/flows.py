@@ -4,16 +4,23 @@ A constraint gives each letter its geometry; this file gives it its physics (uni
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from holonomic import native
 from holonomic.constraints import Constraint
 from holonomic.noise import Noise
 from holonomic.phase import Phase, draw
 from holonomic.scheme import Substep
 from holonomic.thermostat import Thermostat
+
+#: Numbers of a tensor that go through a whole word together on a CPU: few enough for its cache (a
+#: step reads and writes about eight such blocks), enough to make a call of torch worth its while.
+BLOCK = 1 << 15
+
+Noises = tuple[list[Tensor], list[Tensor]]
 
 
 class Flow:
@@ -27,6 +34,8 @@ class Flow:
         temperature: float,
         noise: Noise,
         thermostat: Thermostat | None = None,
+        weight_decay: float = 0.0,
+        maximize: bool = False,
     ) -> None:
         self.constraint = constraint
         self.lr = lr
@@ -35,13 +44,17 @@ class Flow:
         self.temperature = temperature if lr else 0.0
         self.noise = noise
         self.thermostat = thermostat
+        self.weight_decay = weight_decay
+        self.maximize = maximize
 
     def step_(
         self,
         x: Phase,
         g: Sequence[Tensor],
         word: Sequence[Substep],
-        foreach: bool,
+        *,
+        foreach: bool = True,
+        fused: bool = False,
         rescale: float = 1.0,
     ) -> None:
         """Apply the letters of a word, one after the other, to every tensor; before them, ``rescale``
@@ -50,64 +63,180 @@ class Flow:
             for momenta in (x.v, x.eta):
                 if momenta:
                     torch._foreach_mul_(momenta, rescale)
-        parts = [(x, g)]
+        if fused and self._fused(x, g, word):
+            return
+        if self.constraint.separable and self.thermostat is None:
+            for piece, grads, noises in self._pieces(x, g, word, foreach):
+                forces = self._forces(piece, grads)
+                for k, (substep, noise) in enumerate(zip(word, noises, strict=True)):
+                    self._letter(piece, forces, word, k, substep, noise)
+            return
+        forces = self._forces(x, g)
+        parts = [(x, forces)]
         if not (foreach or self.constraint.batched or self.thermostat):
-            parts = [(x.single(i), g[i : i + 1]) for i in range(len(x.q))]
-        for substep, following in zip(word, [*word[1:], None], strict=True):
-            # What changes v is linear in it at one position, so one projection serves a whole run of
-            # such letters: before v is used, to move (A) or to be measured (E).
-            ends_kicks = following is None or following.letter in "AE"
-            for part, grads in parts:
-                getattr(self, substep.letter)(part, grads, substep.fraction)
-                if substep.letter in "BODFC" and ends_kicks:
-                    self.constraint.settle_(part)
+            parts = [(x.single(i), forces[i : i + 1]) for i in range(len(x.q))]
+        for k, substep in enumerate(word):
+            for part, force in parts:
+                self._letter(part, force, word, k, substep, self._draw(substep, part))
         if len(parts) > 1:
             x.fallbacks += sum(part.fallbacks for part, _ in parts)
 
-    def A(self, x: Phase, g: Sequence[Tensor], fraction: float) -> None:
+    def _letter(
+        self,
+        x: Phase,
+        g: Sequence[Tensor],
+        word: Sequence[Substep],
+        k: int,
+        substep: Substep,
+        noise: Noises,
+    ) -> None:
+        getattr(self, substep.letter)(x, g, substep.fraction, *noise)
+        # What changes v is linear in it at one position, so one projection serves a whole run of
+        # such letters: before v is used, to move (A) or to be measured (E).
+        following = word[k + 1].letter if k + 1 < len(word) else "E"
+        in_drift = following == "A" and self.lr and self.constraint.drift_settles
+        if substep.letter in "BODFC" and following in "AE" and not in_drift:
+            self.constraint.settle_(x)
+
+    def _forces(self, x: Phase, g: Sequence[Tensor]) -> list[Tensor]:
+        forces = list(g)
+        if self.maximize:
+            forces = list(torch._foreach_neg(forces))
+        if self.weight_decay:
+            forces = list(torch._foreach_add(forces, x.q, alpha=self.weight_decay))
+        return forces
+
+    def _draw(self, substep: Substep, x: Phase) -> Noises:
+        """The noise of weights and slack that a letter takes; tensor by tensor, so that its order
+        does not depend on how many are handled together."""
+        letter = substep.letter
+        if letter in ("EM", "LM"):
+            return draw(x.q, x.xi, self.noise) if self.temperature else ([], [])
+        if letter == "O":
+            noisy = bool(self.temperature) and self.momentum**substep.fraction < 1
+        else:
+            noisy = letter in "DF" and bool(self.lr and self.thermostat and self.thermostat.noise)
+        return draw(x.v, x.eta, self.noise) if noisy else ([], [])
+
+    def _pieces(
+        self, x: Phase, g: Sequence[Tensor], word: Sequence[Substep], foreach: bool
+    ) -> Iterator[tuple[Phase, list[Tensor], list[Noises]]]:
+        """The tensors in pieces that take the whole word at once: on a CPU, parts of large ones that
+        stay in its cache, and small ones together. Rows of a separable manifold do not know each
+        other, so this changes no number."""
+        on_cpu = x.q[0].device.type == "cpu"
+        block = BLOCK * torch.get_num_threads() if on_cpu else math.inf
+        gathered: list[tuple[Phase, Tensor, list[Noises]]] = []
+        size = 0
+        for i, t in enumerate(x.q):
+            single = x.single(i)
+            noises = [self._draw(substep, single) for substep in word]
+            if t.numel() > block:
+                rows = max(1, int(block * len(t) // t.numel()))
+                for start in range(0, len(t), rows):
+                    cut = slice(start, start + rows)
+                    parts = [([r[cut] for r in R], [s[cut] for s in S]) for R, S in noises]
+                    yield single.map(lambda u, cut=cut: u[cut]), [g[i][cut]], parts  # type: ignore[misc]
+                continue
+            gathered.append((single, g[i], noises))
+            size += t.numel()
+            if size >= block or not foreach:
+                yield _together(gathered)
+                gathered, size = [], 0
+        if gathered:
+            yield _together(gathered)
+
+    def _fused(self, x: Phase, g: Sequence[Tensor], word: Sequence[Substep]) -> bool:
+        """Take the step with the compiled kernels, if they know this manifold and these tensors."""
+        radius = self.constraint.kernel_radius
+        known = radius is not None and all(s.letter in ("A", "B", "O", "EM") for s in word)
+        if not known or self.thermostat or not native.fits([*x.q, *x.v, *x.xi, *g]):
+            return False
+        assert radius is not None
+        if not self.lr:
+            word = [s for s in word if s.letter in "BO"]  # no time passes
+        letters = [self._numbers(s, radius) for s in word]
+        sign = -1.0 if self.maximize else 1.0
+        for i, q in enumerate(x.q):
+            single = x.single(i)
+            native.step_(
+                q,
+                single.v[0] if single.v else None,
+                single.xi[0] if single.xi else None,
+                g[i],
+                letters,
+                [self._draw(substep, single) for substep in word],
+                radius,
+                sign,
+                self.weight_decay,
+            )
+        return True
+
+    def _numbers(self, s: Substep, radius: float) -> native.Letter:
+        """The coefficients of a letter as the kernels want them; on a circle v is an angle."""
+        r = radius or 1.0
+        if s.letter == "A":
+            return native.Letter("A", s.fraction * self.lr)
+        if s.letter == "B":
+            return native.Letter("B", s.fraction / r**2)
+        if s.letter == "O":
+            mu = self.momentum**s.fraction
+            return native.Letter("O", mu, self._kick(mu) / r)
+        return native.Letter("EM", self.lr, math.sqrt(2 * self.temperature * self.lr))
+
+    def _kick(self, mu: float) -> float:
+        return math.sqrt(self.temperature * (1 - mu * mu) / self.lr) if self.temperature else 0.0
+
+    def A(
+        self, x: Phase, g: Sequence[Tensor], fraction: float, R: list[Tensor], S: list[Tensor]
+    ) -> None:
         """q <- q - lr v, along the geodesic."""
         if self.lr:
             self.constraint.drift_(x, fraction * self.lr)
 
-    def B(self, x: Phase, g: Sequence[Tensor], fraction: float) -> None:
+    def B(
+        self, x: Phase, g: Sequence[Tensor], fraction: float, R: list[Tensor], S: list[Tensor]
+    ) -> None:
         """v <- v + g."""
         self.constraint.kick_(x, g, fraction)
 
-    def O(self, x: Phase, g: Sequence[Tensor], fraction: float) -> None:  # noqa: E743 (the letter)
+    def O(  # noqa: E743 (the letter)
+        self, x: Phase, g: Sequence[Tensor], fraction: float, R: list[Tensor], S: list[Tensor]
+    ) -> None:
         """v <- mu v + sqrt(tau (1 - mu^2) / lr) R: the exact Ornstein-Uhlenbeck flow (2.53c)."""
         mu = self.momentum**fraction
-        R: list[Tensor] = []
-        S: list[Tensor] = []
-        sigma = 0.0
-        if self.temperature and mu < 1:
-            R, S = draw(x.v, x.eta, self.noise)
-            sigma = math.sqrt(self.temperature * (1 - mu * mu) / self.lr)
-        self.constraint.thermalize_(x, mu, sigma, R, S)
+        self.constraint.thermalize_(x, mu, self._kick(mu) if R else 0.0, R, S)
 
-    def C(self, x: Phase, g: Sequence[Tensor], fraction: float) -> None:
+    def C(
+        self, x: Phase, g: Sequence[Tensor], fraction: float, R: list[Tensor], S: list[Tensor]
+    ) -> None:
         """v <- exp(-h xi) v."""
         assert self.thermostat is not None
         self._damp(x, self.thermostat.damping(fraction))
 
-    def D(self, x: Phase, g: Sequence[Tensor], fraction: float) -> None:
+    def D(
+        self, x: Phase, g: Sequence[Tensor], fraction: float, R: list[Tensor], S: list[Tensor]
+    ) -> None:
         """v <- v + sigma_A sqrt(h) / h R."""
         assert self.thermostat is not None
-        if self.lr and self.thermostat.noise:
-            R, S = draw(x.v, x.eta, self.noise)
+        if R:
             self.constraint.thermalize_(x, 1.0, self.thermostat.kick(fraction), R, S)
 
-    def E(self, x: Phase, g: Sequence[Tensor], fraction: float) -> None:
+    def E(
+        self, x: Phase, g: Sequence[Tensor], fraction: float, R: list[Tensor], S: list[Tensor]
+    ) -> None:
         """xi <- xi + h coupling (lr |v|^2 - N tau)."""
         assert self.thermostat is not None
         batch_dims = self.thermostat.friction.dim() - 1
         self.thermostat.regulate_(self.constraint.energies(x, batch_dims), fraction)
 
-    def F(self, x: Phase, g: Sequence[Tensor], fraction: float) -> None:
+    def F(
+        self, x: Phase, g: Sequence[Tensor], fraction: float, R: list[Tensor], S: list[Tensor]
+    ) -> None:
         """C and D in one: v <- exp(-h xi) v + sigma_A sqrt((1 - exp(-2 h xi)) / (2 xi)) / h R."""
         assert self.thermostat is not None
         self._damp(x, self.thermostat.damping(fraction))
-        if self.lr and self.thermostat.noise:
-            R, S = draw(x.v, x.eta, self.noise)
+        if R:
             strength = self.thermostat.exact_kick(fraction)
             self.thermostat.scale_(R, strength)
             self.thermostat.scale_(S, strength)
@@ -118,25 +247,36 @@ class Flow:
         self.thermostat.scale_(x.v, factors)
         self.thermostat.scale_(x.eta, factors)
 
-    def EM(self, x: Phase, g: Sequence[Tensor], fraction: float) -> None:
+    def EM(
+        self, x: Phase, g: Sequence[Tensor], fraction: float, R: list[Tensor], S: list[Tensor]
+    ) -> None:
         """q <- q - lr g + sqrt(2 tau lr) R (2.51), then back to the manifold."""
-        R, S = draw(x.q, x.xi, self.noise) if self.temperature else ([], [])
         self._displace(x, g, R, S)
 
-    def LM(self, x: Phase, g: Sequence[Tensor], fraction: float) -> None:
+    def LM(
+        self, x: Phase, g: Sequence[Tensor], fraction: float, R: list[Tensor], S: list[Tensor]
+    ) -> None:
         """As EM, with the noise averaged over this step and the last (2.56)."""
-        R: list[Tensor] = []
-        S: list[Tensor] = []
-        if self.temperature:
-            R, S = draw(x.q, x.xi, self.noise)
-            for last, new in ((x.R, R), (x.S, S)):
-                if new:
-                    mean = torch._foreach_add(last, new)
-                    torch._foreach_copy_(last, new)
-                    torch._foreach_copy_(new, torch._foreach_mul(mean, 0.5))
+        for last, new in ((x.R, R), (x.S, S)):
+            if new:
+                mean = torch._foreach_add(last, new)
+                torch._foreach_copy_(last, new)
+                torch._foreach_copy_(new, torch._foreach_mul(mean, 0.5))
         self._displace(x, g, R, S)
 
     def _displace(self, x: Phase, g: Sequence[Tensor], R: list[Tensor], S: list[Tensor]) -> None:
         if self.lr:
             sigma = math.sqrt(2 * self.temperature * self.lr)
             self.constraint.displace_(x, g, self.lr, sigma, R, S)
+
+
+def _together(
+    pieces: list[tuple[Phase, Tensor, list[Noises]]],
+) -> tuple[Phase, list[Tensor], list[Noises]]:
+    """Several tensors as one piece, the noise letter by letter."""
+    phases, grads, noises = zip(*pieces, strict=True)
+    joined = [
+        ([r for R, _ in letter for r in R], [s for _, S in letter for s in S])
+        for letter in zip(*noises, strict=True)
+    ]
+    return Phase.join(phases), list(grads), joined

@@ -58,9 +58,13 @@ class Langevin(Optimizer):
         generator: a generator to use instead of a seeded one, or `Replicas.noise()`.
         foreach: handle all tensors of a group in one call (default). False goes tensor by tensor:
             the same numbers, less memory.
+        fused: take the step of unconstrained and circle-constrained weights in one pass over memory,
+            by kernels that are compiled on first use: the same numbers to rounding. Other groups, and
+            tensors that are not contiguous float32 on a CPU, go the ordinary way; so does everything,
+            with a warning, where there is no C++ compiler.
         nonfinite: what to do when a gradient holds NaN or Inf: "raise", "skip" the step (counted in
             `report()`), or "allow" it without looking (if something else has looked already).
-        capturable, differentiable, fused: not supported; anything but the default raises.
+        capturable, differentiable: not supported; anything but the default raises.
     """
 
     def __init__(
@@ -87,7 +91,9 @@ class Langevin(Optimizer):
         differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        settings.reject(capturable=capturable, differentiable=differentiable, fused=fused)
+        settings.reject(capturable=capturable, differentiable=differentiable)
+        if fused and foreach:
+            raise SettingError("foreach=True and fused=True were both given; give one of them.")
         if not isinstance(generator, torch.Generator | Noise | None):
             raise SettingError(f"generator is {generator!r}; give a torch.Generator, or a seed.")
         if seed is not None and generator is not None:
@@ -109,6 +115,7 @@ class Langevin(Optimizer):
             "batch_dims": batch_dims,
             "maximize": maximize,
             "foreach": foreach is not False,
+            "fused": bool(fused),
             "nonfinite": nonfinite,
             "started": False,
             "fallbacks": 0,
@@ -167,7 +174,14 @@ class Langevin(Optimizer):
         for part in sorted(parts, key=lambda part: not part.constraint.joint):
             physics = settings.physics(part.group)
             flow = Flow(part.constraint, **physics, noise=self._noise, thermostat=part.thermostat)
-            flow.step_(part.work, part.forces, part.word, part.group["foreach"], part.rescale())
+            flow.step_(
+                part.work,
+                part.forces,
+                part.word,
+                foreach=part.group["foreach"],
+                fused=part.group["fused"],
+                rescale=part.rescale(),
+            )
         for part in parts:
             part.finish()
         return loss
@@ -206,19 +220,14 @@ class Langevin(Optimizer):
             create(part.fresh, names, constraint, part.scheme, self.state, self._noise)
         names = part.names(part.params) if constraint.joint else []
         part.home = gather(part.params, names, constraint, part.scheme, self.state)
-        grads = part.grads
+        part.forces = part.grads
         part.work = part.home
         if group["constraint"] is not None:
             if constraint.joint:
                 part.work = part.home.map(lambda t: wide(t).clone())
             elif any(p.dtype.itemsize < 4 for p in part.params):
                 part.work = part.home.map(wide)
-            grads = [wide(g) for g in grads]
-        if group["maximize"]:
-            grads = list(torch._foreach_neg(grads))
-        if group["weight_decay"]:
-            grads = list(torch._foreach_add(grads, part.work.q, alpha=group["weight_decay"]))
-        part.forces = grads
+            part.forces = [wide(g) for g in part.grads]
         part.thermostat = part.make_thermostat()
 
     def _refused(self, parts: list["_Part"]) -> bool:

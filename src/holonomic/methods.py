@@ -5,7 +5,8 @@ Units are torch's: ``lr`` is h**2 and ``momentum`` exp(-gamma h), so that the pa
 Temperatures, couplings and noise strengths are the papers' numbers. Other settings go to `Langevin`.
 
 Methods that constrain take a radius (or globs) for the weights; partitioned methods take a ``split`` that
-says which part of the model is the output: see `output_part`.
+says which part of the model is the output: see `output_part`. For a model stands a module, or `Replicas` of
+one (give ``generator=replicas.noise()``, too).
 """
 
 import math
@@ -19,7 +20,9 @@ from holonomic.constraints.base import Radius
 from holonomic.errors import SettingError
 from holonomic.groups import groups, matches
 from holonomic.langevin import Langevin
+from holonomic.replicas import Replicas
 
+Model = nn.Module | Replicas
 Where = str | Sequence[str]
 Radii = Radius | Mapping[str, Radius]
 Split = None | int | str | type[nn.Module] | Sequence[str]
@@ -56,64 +59,69 @@ def adaptive_langevin(
 
 
 # ---------------------------------------------------------------------- constraints (chapter 4)
-def c_cola_od(model: nn.Module, radius: Radii, lr: float, **settings: Any) -> Langevin:
+def c_cola_od(model: Model, radius: Radii, lr: float, **settings: Any) -> Langevin:
     """Overdamped Langevin with |weight| <= radius (4.47)."""
     return Langevin(_rules(model, radius, Circle), lr=lr, scheme="EM", **settings)
 
 
 def c_cola_ud(
-    model: nn.Module, radius: Radii, lr: float, momentum: float = 0.9, **settings: Any
+    model: Model, radius: Radii, lr: float, momentum: float = 0.9, **settings: Any
 ) -> Langevin:
     """Underdamped Langevin with |weight| <= radius (4.7.2.4)."""
     return Langevin(_rules(model, radius, Circle), lr=lr, momentum=momentum, **settings)
 
 
-def s_cola_od(model: nn.Module, radius: Radii, lr: float, **settings: Any) -> Langevin:
+def s_cola_od(model: Model, radius: Radii, lr: float, **settings: Any) -> Langevin:
     """Overdamped Langevin with rows of norm <= radius (4.3)."""
     return Langevin(_rules(model, radius, Sphere), lr=lr, scheme="EM", **settings)
 
 
 def s_cola_ud(
-    model: nn.Module, radius: Radii, lr: float, momentum: float = 0.9, **settings: Any
+    model: Model, radius: Radii, lr: float, momentum: float = 0.9, **settings: Any
 ) -> Langevin:
     """Underdamped Langevin with rows of norm <= radius (4.3)."""
     return Langevin(_rules(model, radius, Sphere), lr=lr, momentum=momentum, **settings)
 
 
-def o_cola_od(model: nn.Module, lr: float, where: Where = WEIGHTS, **settings: Any) -> Langevin:
+def o_cola_od(model: Model, lr: float, where: Where = WEIGHTS, **settings: Any) -> Langevin:
     """Overdamped Langevin with orthogonal weight matrices (Algorithm 4.1)."""
     return Langevin(_orthogonal(model, where), lr=lr, scheme="EM", **settings)
 
 
 def o_cola_ud(
-    model: nn.Module, lr: float, momentum: float = 0.9, where: Where = WEIGHTS, **settings: Any
+    model: Model, lr: float, momentum: float = 0.9, where: Where = WEIGHTS, **settings: Any
 ) -> Langevin:
     """Underdamped Langevin with orthogonal weight matrices (Algorithm 4.2)."""
     return Langevin(_orthogonal(model, where), lr=lr, momentum=momentum, **settings)
 
 
-def _rules(model: nn.Module, radius: Radii, constraint: Any) -> list[dict[str, Any]]:
+def _rules(model: Model, radius: Radii, constraint: Any) -> list[dict[str, Any]]:
     radii = radius if isinstance(radius, Mapping) else {WEIGHTS: radius}
-    return groups(model, {glob: constraint(r) for glob, r in radii.items()})
+    return _groups(model, {glob: constraint(r) for glob, r in radii.items()})
 
 
-def _orthogonal(model: nn.Module, where: Where) -> list[dict[str, Any]]:
+def _orthogonal(model: Model, where: Where) -> list[dict[str, Any]]:
     globs = [where] if isinstance(where, str) else where
     rules: dict[Any, Constraint] = {glob: Orthogonal() for glob in globs}
-    return groups(model, rules)
+    return _groups(model, rules)
+
+
+def _groups(model: Model, rules: Mapping[Any, Any]) -> list[dict[str, Any]]:
+    """Groups of a module, or of the stacked parameters of its replicas."""
+    return model.groups(rules) if isinstance(model, Replicas) else groups(model, rules)
 
 
 # ---------------------------------------------------------------------- partitions (chapter 3)
 def langevin_in_layers(
-    model: nn.Module, layers: Mapping[Any, Mapping[str, Any]], lr: float, **settings: Any
+    model: Model, layers: Mapping[Any, Mapping[str, Any]], lr: float, **settings: Any
 ) -> Langevin:
     """A friction and temperature for every part (3.25): ``layers`` maps a rule of `holonomic.groups`
     to ``{"momentum": ..., "temperature": ...}``. By BAOAB unless another scheme is given."""
-    return Langevin(groups(model, dict(layers)), lr=lr, **{"scheme": "BAOAB", **settings})
+    return Langevin(_groups(model, layers), lr=lr, **{"scheme": "BAOAB", **settings})
 
 
 def lol(
-    model: nn.Module,
+    model: Model,
     lr: float,
     momentum: float,
     temperature: float,
@@ -132,7 +140,7 @@ def lol(
 
 
 def dhsgd(
-    model: nn.Module,
+    model: Model,
     lr: float,
     *,
     split: Split = None,
@@ -146,7 +154,7 @@ def dhsgd(
 
 
 def dhsgdc(
-    model: nn.Module,
+    model: Model,
     lr: float,
     *,
     split: Split = None,
@@ -161,7 +169,7 @@ def dhsgdc(
 
 
 def adlala(
-    model: nn.Module,
+    model: Model,
     lr: float,
     momentum: float,
     temperature: float,
@@ -189,7 +197,7 @@ def adlala(
     return Langevin(_partition(model, split, constraints, hidden, output), lr=lr, **settings)
 
 
-def output_part(model: nn.Module, split: Split = None) -> list[str]:
+def output_part(model: Model, split: Split = None) -> list[str]:
     """The names of the parameters that form the output part of a model.
 
     None: those of the last layer (module) that has parameters; an integer k: of the last k; a glob,
@@ -199,6 +207,7 @@ def output_part(model: nn.Module, split: Split = None) -> list[str]:
     >>> output_part(model)
     ['2.weight', '2.bias']
     """
+    model = model.template if isinstance(model, Replicas) else model
     aliases: dict[int, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(p), []).append(name)
@@ -224,7 +233,7 @@ def output_part(model: nn.Module, split: Split = None) -> list[str]:
 
 
 def _partition(
-    model: nn.Module,
+    model: Model,
     split: Split,
     constraints: Mapping[Any, Constraint] | None,
     hidden: dict[str, Any],
@@ -233,7 +242,7 @@ def _partition(
     """Groups by part and, within it, by constraint."""
     last = set(output_part(model, split))
     parts = []
-    for group in groups(model, dict(constraints or {})):
+    for group in _groups(model, constraints or {}):
         for name, own in (("hidden", hidden), ("output", output)):
             members = [(n, p) for n, p in group["params"] if (n in last) == (name == "output")]
             if members:

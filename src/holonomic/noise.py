@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holonomic import native
 from holonomic.errors import CheckpointError, SettingError
 
 
@@ -96,7 +97,74 @@ def _require_one_process() -> None:
             )
 
 
-class ReplicaNoise(Noise):
+class _StackedNoise(Noise):
+    """Noise for stacked tensors (n, ...): one independent stream a replica."""
+
+    _device: torch.device
+    _count: int
+
+    def on(self, device: torch.device) -> torch.Generator:
+        raise SettingError(
+            "the noise of replicas has no single generator; initialize weights before stacking them."
+        )
+
+    def check(self, tensors: Iterable[Tensor]) -> None:
+        for t in tensors:
+            if t.shape[:1] != (self._count,) or t.device != self._device:
+                raise SettingError(
+                    f"noise for {self._count} replicas on {self._device} was asked for a tensor of "
+                    f"shape {tuple(t.shape)} on {t.device}; every tensor of the optimizer must be "
+                    f"stacked over the replicas."
+                )
+
+    def _checked(self, state: dict[str, Any], key: str) -> Tensor:
+        """What a checkpoint has for every replica; raises if it is of another kind of noise."""
+        if key not in state:
+            raise CheckpointError(
+                f"the checkpoint has no {key!r}: it is of another kind of noise; build the optimizer "
+                f"as the one that was saved, with a seed or with Replicas.noise(native=...)."
+            )
+        saved: Tensor = state[key]
+        if len(saved) != self._count:
+            raise CheckpointError(
+                f"the checkpoint has noise for {len(saved)} replicas, and there are {self._count}; "
+                f"build as many."
+            )
+        return saved
+
+
+class CounterNoise(_StackedNoise):
+    """Noise for stacked tensors from the compiled kernels: several times faster than torch's.
+
+    The numbers are Box-Muller on Threefry-2x32, a generator without state: number k of a replica is a
+    function of its key and k. So a replica's numbers do not depend on the others, and a checkpoint
+    holds the place in the stream alone.
+    """
+
+    def __init__(self, seeds: list[int]) -> None:
+        super().__init__()
+        if (why := native.reason()) is not None:
+            raise SettingError(f"native noise cannot be had: {why}; use native=False.")
+        self._device, self._count = torch.device("cpu"), len(seeds)
+        self._keys = torch.tensor(seeds, dtype=torch.int64)
+        self._place = 0
+
+    def like(self, tensor: Tensor) -> Tensor:
+        self.check([tensor])
+        drawn = torch.empty(tensor.shape)
+        native.normal_(drawn, self._place, self._keys)
+        self._place += (tensor[0].numel() + 1) // 2 * 2  # they come in pairs
+        return drawn.to(tensor.dtype)
+
+    def state(self, devices: Iterable[torch.device] = ()) -> dict[str, Any]:
+        return {"keys": self._keys.clone(), "place": torch.tensor(self._place)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._keys = self._checked(state, "keys").clone()
+        self._place = int(state["place"])
+
+
+class ReplicaNoise(_StackedNoise):
     """Noise for stacked tensors (n, ...): one independent stream a replica.
 
     A replica's numbers depend on its seed and on what it has drawn before, never on how many others
@@ -108,28 +176,13 @@ class ReplicaNoise(Noise):
 
     def __init__(self, seeds: list[int], device: torch.device | str = "cpu") -> None:
         super().__init__()
-        self._device = torch.device(device)
+        self._device, self._count = torch.device(device), len(seeds)
         self._streams = [torch.Generator(self._device).manual_seed(s) for s in seeds]
         self._pool: ThreadPoolExecutor | None = None
         self._width = self._cursor = 0
         self._block = torch.empty(0)
         self._origin = [g.get_state() for g in self._streams]  # where the block in use began
         self._next: tuple[Tensor, list[Tensor], list[Future[None]]] | None = None
-
-    def on(self, device: torch.device) -> torch.Generator:
-        raise SettingError(
-            "the noise of replicas has no single generator; initialize weights before stacking them."
-        )
-
-    def check(self, tensors: Iterable[Tensor]) -> None:
-        n = len(self._streams)
-        for t in tensors:
-            if t.shape[:1] != (n,) or t.device != self._device:
-                raise SettingError(
-                    f"noise for {n} replicas on {self._device} was asked for a tensor of shape "
-                    f"{tuple(t.shape)} on {t.device}; every tensor of the optimizer must be "
-                    f"stacked over the replicas."
-                )
 
     def like(self, tensor: Tensor) -> Tensor:
         self.check([tensor])
@@ -192,17 +245,7 @@ class ReplicaNoise(Noise):
         return {"streams": torch.stack(self._origin), "place": place}
 
     def restore(self, state: dict[str, Any]) -> None:
-        if "streams" not in state:
-            raise CheckpointError(
-                "the checkpoint has the noise of a single run, not of replicas; build the optimizer "
-                "with a seed."
-            )
-        streams = state["streams"]
-        if len(streams) != len(self._streams):
-            raise CheckpointError(
-                f"the checkpoint has noise for {len(streams)} replicas, and there are "
-                f"{len(self._streams)}; build as many."
-            )
+        streams = self._checked(state, "streams")
         self._rewind_prefetch()
         for g, saved in zip(self._streams, streams, strict=True):
             set_state(g, saved)

@@ -1,6 +1,6 @@
 """A point of phase space: the positions and momenta that one group moves together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,14 @@ class Phase:
         """Tensor i alone, sharing memory."""
         lists: dict[str, Any] = {k: ts[i : i + 1] for k, ts in self._lists().items()}
         return Phase(**lists, names=self.names[i : i + 1])
+
+    @staticmethod
+    def join(phases: Sequence["Phase"]) -> "Phase":
+        """The tensors of several phases, sharing memory."""
+        lists: dict[str, Any] = {
+            k: [t for x in phases for t in getattr(x, k)] for k in phases[0]._lists()
+        }
+        return Phase(**lists)
 
     def copy_(self, other: "Phase") -> None:
         """Take over the values of another phase."""

@@ -16,7 +16,7 @@ from holonomic.constraints import Constraint
 from holonomic.errors import CheckpointError, SettingError
 from holonomic.groups import Rule, Settings
 from holonomic.groups import groups as groups_of
-from holonomic.noise import ReplicaNoise, set_state
+from holonomic.noise import CounterNoise, Noise, ReplicaNoise, set_state
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Penalty = Callable[[dict[str, Tensor]], Tensor]
@@ -106,10 +106,18 @@ class Replicas:
                 group["constraint"] = replace(constraint, batch_dims=constraint.batch_dims + 1)  # type: ignore[type-var]
         return stacked
 
-    def noise(self) -> ReplicaNoise:
-        """A stream of noise a replica: pass it to `Langevin` as ``generator``."""
+    def noise(self, *, native: bool = False) -> Noise:
+        """A stream of noise a replica: pass it to `Langevin` as ``generator``.
+
+        ``native`` takes other numbers, from compiled kernels (CPU only, needs a C++ compiler), which
+        are several times faster."""
         device = next(self.parameters()).device
-        return ReplicaNoise([self._child(_NOISE, i) for i in range(self.n)], device)
+        seeds = [self._child(_NOISE, i) for i in range(self.n)]
+        if not native:
+            return ReplicaNoise(seeds, device)
+        if device.type != "cpu":
+            raise SettingError(f"native noise is for the CPU, and the replicas are on {device}.")
+        return CounterNoise(seeds)
 
     def order(self, x: Tensor, y: Tensor, batch_size: int, *, own: bool = False) -> "ReplicaOrder":
         """Batches for every replica, each in its own random order, from data they share or (``own``)

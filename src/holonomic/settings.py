@@ -1,6 +1,7 @@
 """Reading and checking parameter groups: every refusal names the thing, its value and the remedy."""
 
 import math
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -8,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holonomic import native
 from holonomic.constraints import Constraint
 from holonomic.errors import SettingError
 from holonomic.scheme import parse
 from holonomic.thermostat import SCOPES
 
 NONFINITE = ("raise", "skip", "allow")
-UNSUPPORTED = ("capturable", "differentiable", "fused", "nesterov", "dampening")
+UNSUPPORTED = ("capturable", "differentiable", "nesterov", "dampening")
 
 Group = dict[str, Any]
 
@@ -42,9 +44,10 @@ def names_of(group: Group, i: int, members: list[Tensor]) -> list[str]:
     return [n for p, n in zip(group["params"], names(group, i), strict=True) if id(p) in chosen]
 
 
-def physics(group: Group) -> dict[str, float]:
+def physics(group: Group) -> dict[str, Any]:
     """The numbers the flows need."""
-    return {key: float(group[key]) for key in ("lr", "momentum", "temperature")}
+    numbers = {k: float(group[k]) for k in ("lr", "momentum", "temperature", "weight_decay")}
+    return {**numbers, "maximize": group["maximize"]}
 
 
 def check_thermostat(group: Group, i: int) -> None:
@@ -142,6 +145,7 @@ def check_group(group: Group, i: int) -> None:
         raise SettingError(
             f"{where}: nonfinite is {group['nonfinite']!r}; it must be one of {NONFINITE}."
         )
+    _check_fused(group["fused"], i)
     for p, name in zip(group["params"], names(group, i), strict=True):
         if not p.is_floating_point():
             raise SettingError(
@@ -160,6 +164,17 @@ def check_group(group: Group, i: int) -> None:
         )
     with torch.no_grad():
         constraint.check([p.detach() for p in group["params"]], names(group, i))
+
+
+def _check_fused(fused: object, i: int) -> None:
+    """Whether the compiled kernels can be had; without a compiler the ordinary way serves as well."""
+    if not isinstance(fused, bool):
+        raise SettingError(f"group {i}: fused is {fused!r}; it must be True or False.")
+    if fused and (why := native.reason()) is not None:
+        warnings.warn(
+            f"fused=True has no effect: {why}. The numbers are the same, the steps slower.",
+            stacklevel=2,
+        )
 
 
 def _check_batch_dims(group: Group, i: int) -> None:

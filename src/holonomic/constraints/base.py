@@ -36,6 +36,8 @@ class Constraint:
     joint: ClassVar[bool] = False
     #: The constraint gathers tensors of equal shape itself; never split it tensor by tensor.
     batched: ClassVar[bool] = False
+    #: Whether `drift_` projects the momenta it is given on the tangent space itself.
+    drift_settles: ClassVar[bool] = False
     #: Whether slack variables have momenta of their own.
     slack_momentum: ClassVar[bool] = True
     #: Ways to place weights that this constraint offers.
@@ -45,6 +47,17 @@ class Constraint:
     batch_dims: int
 
     # ------------------------------------------------------------------ describing
+    @property
+    def separable(self) -> bool:
+        """Whether the entries along the first dimension of a tensor never see each other."""
+        return False
+
+    @property
+    def kernel_radius(self) -> float | None:
+        """For the compiled kernels: 0 for flat space, the radius of circles, None if they do not know
+        the manifold."""
+        return None
+
     @property
     def has_slack(self) -> bool:
         """Whether the constraint is an inequality, with slack variables."""
@@ -162,6 +175,8 @@ class Free(Constraint):
 
     init = "nearest"
     batch_dims = 0
+    separable = True
+    kernel_radius = 0.0
 
 
 # ---------------------------------------------------------------------- shared by the constraints

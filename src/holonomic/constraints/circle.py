@@ -55,6 +55,14 @@ class Circle(Constraint):
     def has_slack(self) -> bool:
         return True
 
+    @property
+    def separable(self) -> bool:
+        return not isinstance(self.radius, Tensor)
+
+    @property
+    def kernel_radius(self) -> float | None:
+        return None if isinstance(self.radius, Tensor) else float(self.radius)
+
     def check(self, q: Sequence[Tensor], names: Sequence[str]) -> None:
         for t, name in zip(q, names, strict=True):
             if isinstance(self.radius, Tensor):
@@ -140,13 +148,13 @@ class Circle(Constraint):
         scale = torch._foreach_mul(x.q, x.q)
         torch._foreach_addcmul_(scale, x.xi, x.xi)
         torch._foreach_clamp_min_(scale, torch.finfo(torch.float32).tiny)
-        torch._foreach_rsqrt_(scale)
+        torch._foreach_sqrt_(scale)
         if isinstance(self.radius, Tensor):
-            torch._foreach_mul_(scale, self._rs(scale))
+            torch._foreach_div_(scale, self._rs(scale))
         else:
-            torch._foreach_mul_(scale, float(self.radius))
-        torch._foreach_mul_(x.q, scale)
-        torch._foreach_mul_(x.xi, scale)
+            torch._foreach_mul_(scale, 1 / self.radius)
+        torch._foreach_div_(x.q, scale)
+        torch._foreach_div_(x.xi, scale)
 
     # ------------------------------------------------------------------ measuring
     def adopt_(self, x: Phase) -> None:

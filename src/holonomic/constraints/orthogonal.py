@@ -34,9 +34,11 @@ class Orthogonal(Constraint):
 
         M <- M + F/2,   F = G - T - T^T,   T = (C - M/2)^T M,   G = B^T B - I,   C = Q^T B,   B = Q - lr V.
 
-    EM is the same projection after the free step (Algorithm 4.1). The iteration stops on its own
-    residual F, after ``max_iterations`` at the latest; a matrix whose step was too large for it
-    takes the polar factor of B instead, the nearest orthogonal matrix, and is counted in `report()`.
+    A normal part of V, as kicks and noise leave it, ends up in M: so A needs no projection before it,
+    and a whole step five products of the size of Q^T Q beside the iteration. EM is the same projection
+    after the free step (Algorithm 4.1). The iteration stops on its own residual F, after
+    ``max_iterations`` at the latest; a matrix whose step was too large for it takes the polar factor
+    of B instead, the nearest orthogonal matrix, and is counted in `report()`.
 
     ``init="nearest"`` places weights by their polar factor, ``"orthogonal"`` draws new ones by
     `torch.nn.init.orthogonal_`, ``"error"`` raises if the weights are not orthogonal.
@@ -47,6 +49,7 @@ class Orthogonal(Constraint):
     batch_dims: int = 0
 
     batched: ClassVar[bool] = True
+    drift_settles: ClassVar[bool] = True
     inits: ClassVar[tuple[str, ...]] = ("nearest", "orthogonal", "error")
 
     def __post_init__(self) -> None:
@@ -129,13 +132,22 @@ class Orthogonal(Constraint):
 
     def drift_(self, x: Phase, h: float) -> None:
         for index in self._stacks(x.q):
-            Q, V = self._stack(x.q, index), self._stack(x.v, index)
-            B = Q - h * V
-            new, normal, failed = self._back(B, Q)
-            # V + Q M / h, not (Q - new) / h: M is symmetric, so what it carries of rounding errors
+            Q, W = self._stack(x.q, index), self._stack(x.v, index)
+            K = Q.mT @ W
+            S = (K + K.mT) / 2  # the normal part of W is Q S, and P(Q) W = W - Q S
+            B = Q - h * W
+            C = torch.mul(K, -h)
+            C.diagonal(dim1=-2, dim2=-1).add_(1)
+            M, failed = self._multiplier(_gram_error(B), C, -h * S)
+            normal = Q @ M
+            # V = W + Q M / h, not (Q - new) / h: M is symmetric, so what it carries of rounding errors
             # divided by h is normal and the projection takes it off.
-            V = torch.where(failed, V, V + normal / h)
-            x.fallbacks += int(failed.sum())
+            new, V = B - normal, W + normal / h
+            if bool(failed.any()):
+                tangent = W - Q @ S
+                new = torch.where(failed, self._fallback(Q - h * tangent, Q, failed), new)
+                V = torch.where(failed, tangent, V)
+                x.fallbacks += int(failed.sum())
             self._unstack(x.q, index, new)
             self._unstack(x.v, index, _tangent(new, V))
 
@@ -144,29 +156,29 @@ class Orthogonal(Constraint):
 
     def retract_(self, x: Phase, origin: list[Tensor]) -> None:
         for index in self._stacks(x.q):
-            new, _, failed = self._back(self._stack(x.q, index), self._stack(origin, index))
-            x.fallbacks += int(failed.sum())
+            B, Q = self._stack(x.q, index), self._stack(origin, index)
+            G = _gram_error(B)
+            M, failed = self._multiplier(G, Q.mT @ B, torch.zeros_like(G))
+            new = B - Q @ M
+            if bool(failed.any()):
+                new = torch.where(failed, self._fallback(B, Q, failed), new)
+                x.fallbacks += int(failed.sum())
             self._unstack(x.q, index, new)
 
-    def _back(self, B: Tensor, Q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project B on the manifold along Q (symmetric): the new Q, the part Q M, who failed."""
-        enough = 16 * torch.finfo(B.dtype).eps  # and one update more, which is far below rounding
-        G, C = _gram_error(B), Q.mT @ B
-        F, M = G, torch.zeros_like(G)
+    def _multiplier(self, G: Tensor, C: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
+        """The symmetric M that puts B - Q M on the manifold, from G = B^T B - I, C = Q^T B and a first
+        guess; and where the iteration failed to find it."""
+        enough = 16 * torch.finfo(G.dtype).eps  # and one update more, which is far below rounding
         failed = torch.ones_like(G[..., :1, :1], dtype=torch.bool)
         for _ in range(self.max_iterations):
+            T = torch.sub(C, M, alpha=0.5).mT @ M
+            F = torch.sub(G, T).sub_(T.mT)
             size = F.abs().amax((-2, -1), keepdim=True)
             M.addcmul_(F, failed / 2)  # a matrix that has converged no longer changes
             failed &= ~(size <= enough)
             if not bool((failed & (size < 1e3)).any()):
                 break
-            T = torch.sub(C, M, alpha=0.5).mT @ M
-            F = torch.sub(G, T).sub_(T.mT)
-        normal = Q @ M
-        new = B - normal
-        if bool(failed.any()):
-            new = torch.where(failed, self._fallback(B, Q, failed), new)
-        return new, normal, failed
+        return M, failed
 
     @staticmethod
     def _fallback(B: Tensor, Q: Tensor, failed: Tensor) -> Tensor:

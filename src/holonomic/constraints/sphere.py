@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -47,6 +48,8 @@ class Sphere(Constraint):
     init: str = "nearest"
     batch_dims: int = 0
 
+    drift_settles: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         check_options(self)
         check_radius(self, self.radius)
@@ -59,6 +62,11 @@ class Sphere(Constraint):
     @property
     def has_slack(self) -> bool:
         return self.slack
+
+    @property
+    def separable(self) -> bool:
+        rows_first = self.batch_dims > 0 or self.dim == 0
+        return rows_first and not isinstance(self.radius, Tensor)
 
     def check(self, q: Sequence[Tensor], names: Sequence[str]) -> None:
         for t, name in zip(q, names, strict=True):
@@ -159,6 +167,7 @@ class Sphere(Constraint):
             t.copy_(opened(t, self._r(t)))
 
     # ------------------------------------------------------------------ moving
+
     def settle_(self, x: Phase) -> None:
         for i, (q, v) in enumerate(zip(x.q, x.v, strict=True)):
             radial = self._sum(q * v)
@@ -170,33 +179,33 @@ class Sphere(Constraint):
                 x.eta[i].addcmul_(x.xi[i], radial, value=-1)
 
     def drift_(self, x: Phase, h: float) -> None:
-        for i, (q, v) in enumerate(zip(x.q, x.v, strict=True)):
-            speed2 = self._sum(v * v)
+        """The formula above with v = w - a q, the tangent part of the momentum w that is given, on the
+        sphere through q: its length is r to rounding, to which it is scaled back at the end."""
+        for i, (q, w) in enumerate(zip(x.q, x.v, strict=True)):
+            length2, speed2 = self._norm(q).square_(), self._norm(w).square_()
+            a = self._sum(q * w)
             if x.xi:
-                speed2 += x.eta[i] ** 2
-            r = self._r(speed2)
-            angle = speed2.sqrt() * (h / r)
-            cos, sinc = angle.cos(), torch.sinc(angle / torch.pi)
-            turn_q, turn_v = h * sinc, speed2 * sinc * (h / r**2)
-            self._turn(q, v, cos, turn_q, turn_v)
-            if x.xi:
-                self._turn(x.xi[i], x.eta[i], cos, turn_q, turn_v)
+                xi, eta = x.xi[i], x.eta[i]
+                length2.addcmul_(xi, xi)
+                speed2.addcmul_(eta, eta)
+                a.addcmul_(xi, eta)
+            a /= length2
+            speed2 = (speed2 - a.square() * length2).clamp_(min=0)
+            angle = h * (speed2 / length2).sqrt_()
+            cos, turn = angle.cos(), h * torch.sinc(angle / torch.pi)
+            from_q, to_w = cos + turn * a, turn * speed2 / length2 - cos * a
+            for position, momentum in ((q, w), (x.xi[i], x.eta[i])) if x.xi else ((q, w),):
+                old = position * to_w
+                position.mul_(from_q).addcmul_(momentum, turn, value=-1)
+                momentum.mul_(cos).add_(old)
         self.retract_(x, [])
-        self.settle_(x)
-
-    @staticmethod
-    def _turn(q: Tensor, v: Tensor, cos: Tensor, turn_q: Tensor, turn_v: Tensor) -> None:
-        """(q, v) <- (cos q - turn_q v, cos v + turn_v q), in place."""
-        old = q * turn_v
-        q.mul_(cos).addcmul_(v, turn_q, value=-1)
-        v.mul_(cos).add_(old)
 
     def retract_(self, x: Phase, origin: list[Tensor]) -> None:
         """Scale every row, with its slack, to length r."""
         for i, q in enumerate(x.q):
-            length2 = self._sum(q * q)
+            length2 = self._norm(q).square_()
             if x.xi:
-                length2 += x.xi[i] ** 2
+                length2.addcmul_(x.xi[i], x.xi[i])
             scale = length2.clamp_(min=torch.finfo(torch.float32).tiny).rsqrt_() * self._r(length2)
             q.mul_(scale)
             if x.xi:

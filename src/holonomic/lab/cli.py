@@ -1,6 +1,7 @@
 """The command line: list, run, report, demo."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from holonomic.errors import HolonomicError
-from holonomic.lab.experiment import ALIASES, Experiment, experiment, experiments
+from holonomic.lab.experiment import ALIASES, CHAPTERS, Experiment, experiment, experiments
 from holonomic.lab.files import write_text
 from holonomic.lab.screen import Screen
 
@@ -34,12 +35,20 @@ Workers = Annotated[
 @app.command("list")
 def list_() -> None:
     """List the experiments."""
-    table = Table("name", "what", "methods", "epochs", "runs + draws")
-    for name, e in experiments().items():
-        also = [alias for alias, run_as in ALIASES.items() if run_as == name]
-        name = ", ".join([name, *also])
-        table.add_row(name, e.title, str(len(e.arms)), f"{e.epochs:,}", f"{e.runs} + {e.draws}")
-    screen.console.print(table)
+    for chapter, title in CHAPTERS.items():
+        columns = ("name", "what", "methods", "epochs", "runs + draws")
+        table = Table(*columns, title=f"chapter {chapter}: {title}", title_justify="left")
+        known = {name: e for name, e in experiments().items() if e.chapter == chapter}
+        for name, e in sorted(known.items(), key=_numbers):
+            also = [alias for alias, run_as in ALIASES.items() if run_as == name]
+            name = ", ".join([name, *also])
+            table.add_row(name, e.title, str(len(e.arms)), f"{e.epochs:,}", f"{e.runs} + {e.draws}")
+        screen.console.print(table)
+
+
+def _numbers(item: tuple[str, Experiment]) -> list[int]:
+    """The numbers in a name: fig3.9 comes before fig3.10."""
+    return [int(n) for n in re.findall(r"\d+", item[0])]
 
 
 @app.command()
@@ -52,17 +61,25 @@ def run(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
     device: Annotated[str | None, typer.Option(help="Where to train: cpu, cuda, ...")] = None,
+    native: Annotated[
+        bool | None,
+        typer.Option(
+            help="Use the compiled kernels: faster, with other noise [default: if they can be built]."
+        ),
+    ] = None,
     out: Out = None,
     workers: Workers = None,
     force: Annotated[bool, typer.Option(help="Replace results of another configuration.")] = False,
 ) -> None:
     """Run an experiment, or go on with one that was stopped; ends with a table and a report."""
-    from holonomic.lab.runner import adjusted
+    from holonomic.lab.runner import adjusted, with_kernels
 
     e = adjusted(
         experiment(name), runs=runs, epochs=epochs, draws=data_draws, seed=seed, device=device
     )
-    _run(e, out or Path("runs") / e.id, force, workers)
+    out = out or Path("runs") / e.id
+    e = with_kernels(e, out) if native is None else adjusted(e, native=native)
+    _run(e, out, force, workers)
 
 
 @app.command()
@@ -90,7 +107,10 @@ def demo(out: Out = None, workers: Workers = None) -> None:
         claims=tuple(c for c in e.claims if not c.metric.startswith("curvature")),
         title="noise and magnitude constraints on the two-turn spiral, at a tenth of the epochs",
     )
-    _run(small, out or Path("runs") / "demo", True, workers)
+    from holonomic.lab.runner import with_kernels
+
+    out = out or Path("runs") / "demo"
+    _run(with_kernels(small, out), out, True, workers)
 
 
 def _run(e: Experiment, out: Path, force: bool, workers: int | None) -> None:
@@ -123,7 +143,8 @@ def _report(e: Experiment, out: Path) -> None:
         )
     summary = json.loads(path.read_text())
     config = summary["config"]
-    e = adjusted(e, **{k: config[k] for k in ("runs", "epochs", "draws", "seed")})
+    sizes = {k: config[k] for k in ("runs", "epochs", "draws", "seed")}
+    e = adjusted(e, **sizes, native=config.get("native", False))
     page = write_report(e, summary, out, screen.warn)
     remarks = out / "remarks.md"
     text = markdown(e, summary, remarks.read_text() if remarks.exists() else "")

@@ -2,11 +2,12 @@
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
 from holonomic.constraints import Circle, Constraint, Orthogonal, Sphere
 from holonomic.errors import SettingError
+from holonomic.lab.problem import QUIET, Data
 
 CONSTRAINTS: dict[str, Callable[..., Constraint]] = {
     "circle": Circle,
@@ -20,21 +21,29 @@ def slug(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-.=" else "_" for c in name)
 
 
-@dataclass(frozen=True)
-class Data:
-    """A spiral and how it is used (see `holonomic.lab.data.spiral`)."""
+def described(value: Any) -> Any:
+    """A description as nested dictionaries, without the quiet fields that have their default value."""
+    if is_dataclass(value):
+        own = [(f, getattr(value, f.name)) for f in fields(value)]
+        return {
+            f.name: described(v) for f, v in own if not ("quiet" in f.metadata and v == _usual(f))
+        }
+    if isinstance(value, Mapping):
+        return {k: described(v) for k, v in value.items()}
+    return [described(v) for v in value] if isinstance(value, tuple | list) else value
 
-    turns: int
-    scale: float
-    noise: float
-    train: int
-    test: int
-    batch: int
+
+def _usual(f: "Field[Any]") -> Any:
+    return f.default_factory() if f.default_factory is not MISSING else f.default
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One method of an experiment. ``constraints`` maps a glob to (kind, arguments...)."""
+    """One method of an experiment. ``constraints`` maps a glob to (kind, arguments...).
+
+    Without a ``method``, it is `Langevin` with the settings here. Otherwise it is Adam ("adam"), or the
+    partitioned method of `holonomic.methods` of that name with ``settings`` besides ``lr``. Another arm
+    may train the ``first_epochs``. ``gaussian`` is the spread of the initial weights, if not torch's."""
 
     name: str
     lr: float
@@ -47,11 +56,20 @@ class Arm:
     orthogonal_init: tuple[str, ...] = ()
     penalty: float = 0.0
     penalized: tuple[str, ...] = ()
+    method: str = field(default="", metadata=QUIET)
+    settings: Mapping[str, Any] = field(default_factory=dict, metadata=QUIET)
+    gaussian: float = field(default=0.0, metadata=QUIET)
+    first: "Arm | None" = field(default=None, metadata=QUIET)
+    first_epochs: int = field(default=0, metadata=QUIET)
 
     @property
     def slug(self) -> str:
         """The name as a file name."""
         return slug(self.name)
+
+    def at(self, epoch: int) -> "Arm":
+        """The arm that trains after so many epochs."""
+        return self.first if self.first is not None and epoch < self.first_epochs else self
 
     def rules(self) -> dict[Any, Constraint]:
         """The constraints as rules for `holonomic.groups`."""
@@ -68,10 +86,22 @@ class Claim:
     worse: str
 
 
+#: Fields of an experiment that decide no number.
+_SHOWN = frozenset(
+    "title setting figures claims paper notes metrics panels in_steps axes chapter".split()  # noqa: SIM905
+)
+
+
 @dataclass(frozen=True)
 class Experiment:
     """Everything that defines a run. ``runs`` replicas share one draw of the data, and ``draws`` more
-    have a draw of their own each; all arms see the same draws, initializations and data orders."""
+    have a draw of their own each; all arms see the same draws, initializations and data orders.
+
+    ``native`` takes steps and noise from the compiled kernels, whose noise is another. ``starts`` is
+    the number of different initializations, if it is not one a replica. Weights are
+    counted after the epochs of ``snapshots``, and at the end. ``panels`` (title, arms) divide the
+    pictures of curves, whose axis counts steps if ``in_steps``; ``axes`` are the two settings, across
+    and up, over which the arms form a map."""
 
     id: str
     title: str
@@ -89,11 +119,17 @@ class Experiment:
     claims: tuple[Claim, ...] = ()
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     notes: str = ""
+    starts: int = field(default=0, metadata=QUIET)
+    snapshots: tuple[int, ...] = field(default=(), metadata=QUIET)
+    native: bool = field(default=False, metadata=QUIET)
+    panels: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    in_steps: bool = False
+    axes: tuple[str, str] | None = None
+    chapter: int = 4
 
     def config(self) -> dict[str, Any]:
         """What decides the numbers: two runs with equal config give equal results."""
-        skip = ("title", "setting", "figures", "claims", "paper", "notes", "metrics")
-        return {k: v for k, v in asdict(self).items() if k not in skip}
+        return {k: v for k, v in described(self).items() if k not in _SHOWN}
 
 
 _REGISTRY: dict[str, Callable[[], Experiment]] = {}
@@ -115,8 +151,10 @@ def experiments() -> dict[str, Experiment]:
     return {name: make() for name, make in _REGISTRY.items()}
 
 
+#: Chapters of the thesis, and what they are about.
+CHAPTERS = {3: "partitioned methods", 4: "constraints (also of the ICML paper)"}
 #: Figures and tables that are measured in the run of another.
-ALIASES = {"fig2": "fig1", "table1": "fig1", "fig4.11": "table4.5"}
+ALIASES = {"fig2": "fig1", "table1": "fig1", "fig4.11": "table4.5", "fig3.5": "fig3.4"}
 
 
 def experiment(name: str) -> Experiment:

@@ -1,15 +1,20 @@
 """What is measured of trained replicas: losses, and the shape of a decision boundary."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import contourpy
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, softplus
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, softplus
 
-from holonomic.replicas import Replicas
+from holonomic.replicas import Loss, Replicas
 
 Array = NDArray[np.float64]
+#: x from, x to, y from, y to.
+Window = tuple[float, float, float, float]
 
 #: Metrics for which smaller is better.
 LESS_IS_BETTER = frozenset(
@@ -28,6 +33,9 @@ LESS_IS_BETTER = frozenset(
         "output_weight",
         "ece",
         "lipschitz",
+        "deviation",
+        "loss_rise",
+        "steps_to_90",
     }
 )
 
@@ -40,31 +48,76 @@ def binary_loss(output: Tensor, y: Tensor) -> Tensor:
     return (softplus(z) - y * z).mean()
 
 
-def evaluate(replicas: Replicas, x: Tensor, y: Tensor) -> tuple[Array, Array]:
-    """Every replica's loss and accuracy in percent on its own (n, N, 2) data."""
-    logits = replicas.predict(x, own=True).squeeze(-1)
+def _binary_scores(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    logits = output.squeeze(-1)
     loss = binary_cross_entropy_with_logits(logits, y, reduction="none").mean(1)
-    accuracy = 100 * ((logits > 0) == (y > 0.5)).float().mean(1)
-    return loss.double().cpu().numpy(), accuracy.double().cpu().numpy()
+    return loss, ((logits > 0) == (y > 0.5)).float().mean(1)
 
 
-def grid(half_width: float, points: int) -> tuple[Array, Tensor]:
-    """The axis and the points of a square grid around 0, row by row (y outer, x inner)."""
-    axis = np.linspace(-half_width, half_width, points)
-    x, y = np.meshgrid(axis, axis)
-    return axis, torch.tensor(np.stack([x.ravel(), y.ravel()], 1), dtype=torch.float32)
+def class_loss(output: Tensor, y: Tensor) -> Tensor:
+    """Mean cross entropy of one replica; ``output`` holds logits, (batch, classes)."""
+    return cross_entropy(output, y)
+
+
+def _class_scores(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    logits = output.log_softmax(-1)
+    loss = -logits.gather(-1, y.unsqueeze(-1)).squeeze(-1).mean(1)
+    return loss, (output.argmax(-1) == y).float().mean(1)
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What is trained on (``loss`` of one replica) and looked at (``scores``: every replica's loss and
+    share of right answers, from outputs (n, N, ...) and classes (n, N))."""
+
+    loss: Loss
+    scores: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+BINARY = Criterion(binary_loss, _binary_scores)
+MULTICLASS = Criterion(class_loss, _class_scores)
+
+
+def evaluate(
+    replicas: Replicas, criterion: Criterion, x: Tensor, y: Tensor, *, own: bool
+) -> tuple[Array, Array]:
+    """Every replica's loss and accuracy in percent, on its ``own`` (n, N, ...) data or on one set."""
+    with torch.no_grad():
+        classes = y if own else y.expand(replicas.n, -1)
+        loss, right = criterion.scores(replicas.predict(x, own=own), classes)
+    return loss.double().cpu().numpy(), (100 * right).double().cpu().numpy()
+
+
+#: Edges of the histograms of weights; what lies outside is counted in the first and the last bin.
+EDGES = np.linspace(-6.0, 6.0, 121)
+
+
+def histograms(replicas: Replicas, first: int) -> dict[str, list[int]]:
+    """How the values of every parameter are distributed over the first so many replicas."""
+    return {
+        name: np.histogram(np.clip(p[:first].detach().cpu().numpy(), EDGES[0], EDGES[-1]), EDGES)[
+            0
+        ].tolist()
+        for name, p in replicas.named_parameters()
+    }
+
+
+def grid(window: Window, points: int) -> tuple[Array, Array, Tensor]:
+    """The axes and the points of a grid, row by row (y outer, x inner)."""
+    across, up = np.linspace(*window[:2], points), np.linspace(*window[2:], points)
+    x, y = np.meshgrid(across, up)
+    return across, up, torch.tensor(np.stack([x.ravel(), y.ravel()], 1), dtype=torch.float32)
 
 
 @torch.no_grad()
 def logits_on_grid(
-    replicas: Replicas, i: int, half_width: float, points: int
-) -> tuple[Array, Array]:
-    """The axis and one replica's logits on the grid, in pieces that fit the cache."""
-    axis, xy = grid(half_width, points)
+    replicas: Replicas, i: int, window: Window, points: int
+) -> tuple[Array, Array, Array]:
+    """The axes and one replica's logits on the grid, in pieces that fit the cache."""
+    across, up, xy = grid(window, points)
     module = replicas[i].cpu()
-    return axis, torch.cat([module(part) for part in xy.split(1 << 14)]).double().numpy().reshape(
-        points, points
-    )
+    logits = torch.cat([module(part) for part in xy.split(1 << 14)])
+    return across, up, logits.double().numpy().reshape(points, points)
 
 
 def boundary(axis: Array, values: Array, level: float = 0.0) -> list[Array]:

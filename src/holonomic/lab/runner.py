@@ -6,26 +6,33 @@ import io
 import json
 import platform
 import time
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 import holonomic
+from holonomic.diagnostics import Line, Plane, loss_on_line, loss_on_plane
 from holonomic.errors import SettingError
-from holonomic.lab.experiment import Arm, Experiment, slug
+from holonomic.lab.experiment import Arm, Experiment, described, slug
 from holonomic.lab.files import previous, write_bytes, write_json, write_text
-from holonomic.lab.measures import boundary, curvature, logits_on_grid, slope
+from holonomic.lab.measures import Window, boundary, curvature, logits_on_grid, slope
 from holonomic.lab.screen import Screen
-from holonomic.lab.statistics import as_plain, judge, summarize
-from holonomic.lab.train import Trained, draws
+from holonomic.lab.statistics import DERIVED, as_plain, judge, summarize
+from holonomic.lab.train import Trained, build, draws
 from holonomic.lab.workers import DONE, default_workers, run_arms
+from holonomic.native import reason as no_kernels
+from holonomic.replicas import Replicas
 
-FIGURES = ("boundaries", "curves", "curvature", "slopes", "finals", "training")
+FIGURES = (
+    "boundaries curves curvature slopes finals weights lines planes map training".split()  # noqa: SIM905
+)
 #: Figures that need measurements of their own.
-MEASURED = {"boundaries", "curvature", "slopes"}
+MEASURED = {"boundaries", "curvature", "slopes", "lines", "planes"}
 CURVES = ("train_loss", "test_loss", "test_accuracy")
 
 
@@ -37,9 +44,11 @@ def adjusted(
     draws: int | None = None,
     seed: int | None = None,
     device: str | None = None,
+    native: bool | None = None,
 ) -> Experiment:
     """The experiment with other sizes; impossible ones raise."""
     given = {"runs": runs, "epochs": epochs, "draws": draws, "seed": seed, "device": device}
+    given["native"] = native
     changes: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
     for key, least in (("runs", 1), ("epochs", 1), ("draws", 0)):
         if key in changes and changes[key] < least:
@@ -53,6 +62,16 @@ def adjusted(
     return replace(e, **changes)
 
 
+def with_kernels(e: Experiment, out: Path) -> Experiment:
+    """The experiment with the compiled kernels, if they are there; but a folder that was begun with or
+    without them goes on as it began."""
+    try:
+        begun = json.loads((out / "config.json").read_text())
+        return replace(e, native=bool(begun.get("native", False)))
+    except (OSError, ValueError, AttributeError):
+        return replace(e, native=no_kernels() is None and e.device == "cpu")
+
+
 def run(
     e: Experiment, out: Path, screen: Screen, *, force: bool = False, workers: int | None = None
 ) -> dict[str, Any]:
@@ -60,6 +79,7 @@ def run(
 
     The folder holds ``config.json``, one ``<arm>.json`` (curves) and ``<arm>.npz`` (pictures' data)
     a finished arm, and the checkpoints of arms at work. It belongs to one configuration."""
+    draws(e)  # what cannot be had is missed here, once, and not in every worker
     claim_folder(e, out, force)
     started = time.monotonic()
     for arm in e.arms:
@@ -79,7 +99,7 @@ def run(
 
 def _key(e: Experiment, arm: Arm) -> str:
     """Equal keys, equal numbers: everything an arm's results depend on."""
-    parts = {**e.config(), "arms": asdict(arm), "figures": sorted(set(e.figures) & MEASURED)}
+    parts = {**e.config(), "arms": described(arm), "figures": sorted(set(e.figures) & MEASURED)}
     del parts["id"]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -136,18 +156,24 @@ def _finish(e: Experiment, arm: Arm, trained: Trained, out: Path) -> None:
     """Measure a trained arm and write it down; the JSON comes last and marks the arm as done."""
     finals = {key: trained.curves[key][-1] for key in CURVES}
     arrays: dict[str, Any] = {}
-    half = 1.2 * e.data.scale
     if "boundaries" in e.figures:
-        axis, values = logits_on_grid(trained.replicas, 0, half, 200)
-        arrays.update(axis=axis, logits=values)
+        axis, up, values = logits_on_grid(trained.replicas, 0, e.data.window, 200)
+        arrays.update(axis=axis, up=up, logits=values)
     if "curvature" in e.figures:
-        found = [_curvature(trained.replicas, i, half) for i in range(trained.replicas.n)]
+        found = [_curvature(trained.replicas, i, e.data.window) for i in range(trained.replicas.n)]
         for key in found[0]:
             finals[key] = [f[key] for f in found]
     if "slopes" in e.figures:
-        s = slope(trained.replicas, half)
+        s = slope(trained.replicas, e.data.window[1])
         arrays["slopes"] = s.mean(0)
         finals["slope"] = s.max(2).mean(1).tolist()
+    if "lines" in e.figures:
+        lines = _lines(e, arm, trained)
+        arrays.update(line_at=lines[0].alpha, lines=np.array([line.loss for line in lines]))
+        finals["barrier"] = [float(line.loss.max() - line.loss[0]) for line in lines]
+    if "planes" in e.figures and 0 < e.starts < e.runs:
+        plane = _plane(e, arm, trained)
+        arrays.update(plane_along=plane.alpha, plane_across=plane.beta, plane=plane.loss)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     write_bytes(out / f"{arm.slug}.npz", buffer.getvalue())
@@ -159,6 +185,7 @@ def _finish(e: Experiment, arm: Arm, trained: Trained, out: Path) -> None:
             "seconds": trained.seconds,
             "curves": trained.curves,
             "finals": finals,
+            **({"weights": trained.weights} if trained.weights else {}),
         },
     )
     checkpoint = out / f"{arm.slug}.ckpt"
@@ -166,9 +193,40 @@ def _finish(e: Experiment, arm: Arm, trained: Trained, out: Path) -> None:
         leftover.unlink(missing_ok=True)
 
 
-def _curvature(replicas: Any, i: int, half: float) -> dict[str, float]:
+def _test_loss(e: Experiment) -> Callable[[int], Callable[[nn.Module], Tensor]]:
+    """For a replica, the test loss of a module."""
+    _, _, x, y = draws(e)
+
+    def of(i: int) -> Callable[[nn.Module], Tensor]:
+        mine = (x, y) if e.data.shared else (x[i], y[i])
+        return lambda module: e.data.criterion.loss(module(mine[0]), mine[1])
+
+    return of
+
+
+def _lines(e: Experiment, arm: Arm, trained: Trained) -> list[Line]:
+    """The test loss on every replica's line from its start to its end (3.34)."""
+    start, _ = build(e, arm)
+    loss = _test_loss(e)
+    ends = [trained.replicas[i] for i in range(trained.replicas.n)]
+    return [
+        loss_on_line(end, loss(i), start[i].state_dict(), end.state_dict())
+        for i, end in enumerate(ends)
+    ]
+
+
+def _plane(e: Experiment, arm: Arm, trained: Trained) -> Plane:
+    """The test loss on the surface through the start and the ends of two replicas that share it."""
+    start, _ = build(e, arm)
+    first, second = trained.replicas[0], trained.replicas[e.starts]
+    states = (start[0].state_dict(), first.state_dict(), second.state_dict())
+    return loss_on_plane(first, _test_loss(e)(0), *states)
+
+
+def _curvature(replicas: Replicas, i: int, window: Window) -> dict[str, float]:
     """Curvature of one replica's boundary on a 1000 x 1000 grid."""
-    kappa = curvature(boundary(*logits_on_grid(replicas, i, half, 1000)))
+    axis, _, logits = logits_on_grid(replicas, i, window, 1000)
+    kappa = curvature(boundary(axis, logits))
     if not len(kappa):
         nan = float("nan")
         return {
@@ -191,10 +249,15 @@ def load_arms(e: Experiment, out: Path) -> dict[str, dict[str, Any]]:
     return {name: json.loads(p.read_text()) for name, p in paths.items() if p.exists()}
 
 
+def _derived(e: Experiment, arm: dict[str, Any]) -> dict[str, list[float]]:
+    """The metrics of the experiment that follow from curves and final numbers."""
+    return {m: DERIVED[m](e, arm["curves"]) for m in e.metrics if m in DERIVED}
+
+
 def write_summary(e: Experiment, out: Path, *, partial: bool, seconds: float) -> dict[str, Any]:
     """Write ``summary.json`` from the finished arms of a folder."""
     arms = load_arms(e, out)
-    finals = {name: arm["finals"] for name, arm in arms.items()}
+    finals = {name: {**arm["finals"], **_derived(e, arm)} for name, arm in arms.items()}
     summary = {
         "experiment": e.id,
         "partial": partial,

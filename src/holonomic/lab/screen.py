@@ -37,6 +37,10 @@ LABELS = {
     "ece": "calibration error / %",
     "lipschitz": "Lipschitz bound",
     "safe_radius": "median safe radius",
+    "deviation": "deviation of accuracy / %",
+    "loss_rise": "rise of test loss above its minimum",
+    "steps_to_90": "steps to 90 %",
+    "barrier": "barrier of loss above the start",
 }
 
 

@@ -1,5 +1,6 @@
 """Means with their uncertainty, and verdicts on claims."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import t as student
 
-from holonomic.lab.experiment import Claim
+from holonomic.lab.experiment import Claim, Experiment
 from holonomic.lab.measures import LESS_IS_BETTER
 
 
@@ -56,6 +57,35 @@ class Verdict:
     over_draws: Summary
     wins: float
     verdict: str
+
+
+def _deviation(e: Experiment, curves: Mapping[str, Any]) -> list[float]:
+    """How far every replica's accuracy is from the median of its kind. The mean of it measures the
+    spread, and comparing means is the test of Brown and Forsythe."""
+    last = np.array(curves["test_accuracy"][-1], dtype=float)
+    parts = [part for part in (last[: e.runs], last[e.runs :]) if len(part)]
+    return np.concatenate([np.abs(part - np.nanmedian(part)) for part in parts]).tolist()
+
+
+def _loss_rise(e: Experiment, curves: Mapping[str, Any]) -> list[float]:
+    """By how much the test loss at the end exceeds its minimum: overfitting."""
+    loss = np.array(curves["test_loss"], dtype=float)
+    return (loss[-1] - np.nanmin(loss, 0)).tolist()
+
+
+def _steps_to_90(e: Experiment, curves: Mapping[str, Any]) -> list[float]:
+    """Steps until 90 % of the test data are right, as fine as records go; all of them if never."""
+    reached = np.array(curves["test_accuracy"], dtype=float) >= 90
+    steps = e.data.steps * np.array(curves["epoch"], dtype=float)
+    return np.where(reached.any(0), steps[reached.argmax(0)], steps[-1]).tolist()
+
+
+#: Metrics that follow from the curves.
+DERIVED: dict[str, Callable[[Experiment, Mapping[str, Any]], list[float]]] = {
+    "deviation": _deviation,
+    "loss_rise": _loss_rise,
+    "steps_to_90": _steps_to_90,
+}
 
 
 def judge(claim: Claim, finals: dict[str, dict[str, list[float]]], runs: int) -> Verdict:

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from holonomic.lab.data import spiral
+from holonomic import methods
+from holonomic.errors import SettingError
 from holonomic.lab.experiment import Arm, Experiment
 from holonomic.lab.files import load_checkpoint, save_checkpoint
-from holonomic.lab.measures import binary_loss, evaluate
+from holonomic.lab.measures import evaluate, histograms
 from holonomic.lab.models import mlp
 from holonomic.langevin import Langevin
-from holonomic.replicas import Penalty, Replicas, child_seed
+from holonomic.replicas import Penalty, Replicas
 
 #: Seconds between two checkpoints of a running arm.
 CHECKPOINT_EVERY = 30.0
@@ -61,54 +63,88 @@ class Stop:
 
 @dataclass
 class Trained:
-    """What training leaves behind: the replicas and every replica's curves."""
+    """What training leaves behind: the replicas, every replica's curves, and histograms of weights by
+    the epoch."""
 
     replicas: Replicas
     epochs: int
     curves: dict[str, list[Any]]
+    weights: dict[int, dict[str, list[int]]]
     seconds: float
 
 
 def draws(e: Experiment) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Train and test data of every replica, (n, N, 2) and (n, N): the first ``runs`` share draw 0,
-    the others have a draw each."""
+    """Train and test data of every replica, (n, N, ...) and (n, N): the first ``runs`` share draw 0,
+    the others have a draw each. Data that all share comes as one set, (N, ...) and (N,)."""
+    if e.data.shared:
+        if e.draws:
+            raise SettingError(
+                f"{e.id} has one set of data, so it cannot be drawn again; set the number of draws "
+                f"(--data-draws) to 0, it is {e.draws}."
+            )
+        x, y, x_test, y_test = (t.to(e.device) for t in e.data.draw(e.seed, 0))
+        return x, y, x_test, y_test
     numbers = [0] * e.runs + list(range(1, e.draws + 1))
-    made: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
-    for k in set(numbers):
-        d = e.data
-        train, test = (
-            spiral(n, d.turns, d.scale, d.noise, child_seed(e.seed, 100 + k, part))
-            for part, n in enumerate((d.train, d.test))
-        )
-        made[k] = (*train, *test)
+    made = {k: e.data.draw(e.seed, k) for k in set(numbers)}
     x, y, x_test, y_test = (
         torch.stack([made[k][i] for k in numbers]).to(e.device) for i in range(4)
     )
     return x, y, x_test, y_test
 
 
-def build(e: Experiment, arm: Arm) -> tuple[Replicas, Langevin]:
-    """The replicas of an arm and their optimizer."""
+def build(e: Experiment, arm: Arm) -> tuple[Replicas, Optimizer]:
+    """The replicas of an arm as they start, and their optimizer."""
 
     def make() -> nn.Module:
         net = mlp(*arm.widths)
         for name, p in net.named_parameters():
             if name in arm.orthogonal_init:
                 nn.init.orthogonal_(p)
+            elif arm.gaussian and p.dim() > 1:
+                nn.init.normal_(p, std=arm.gaussian)
         return net
 
     replicas = Replicas(make, e.runs + e.draws, e.seed, device=e.device)
-    optimizer = Langevin(
+    if e.starts:
+        start = [i % e.starts for i in range(replicas.n)]
+        replicas.load_state_dict({k: t[start] for k, t in replicas.state_dict().items()})
+    return replicas, optimizer_of(arm.at(0), replicas, e.native)
+
+
+def optimizer_of(arm: Arm, replicas: Replicas, native: bool) -> Optimizer:
+    """The optimizer of an arm. A replica that diverges must not stop the others (``nonfinite``); it
+    shows as NaN."""
+    if arm.method == "adam":  # goes element by element, so replicas stay independent
+        return torch.optim.Adam(replicas.parameters(), lr=arm.lr)
+    if arm.method:
+        return _PARTITIONED[arm.method](
+            replicas,
+            lr=arm.lr,
+            constraints=arm.rules(),
+            generator=replicas.noise(native=native),
+            nonfinite="allow",
+            fused=native,
+            **arm.settings,
+        )
+    return Langevin(
         replicas.groups(arm.rules()),
         lr=arm.lr,
         momentum=arm.momentum,
         temperature=arm.temperature,
         weight_decay=arm.weight_decay,
         scheme=arm.scheme,
-        generator=replicas.noise() if arm.temperature else None,
-        nonfinite="allow",  # a replica that diverges must not stop the others; it shows as NaN
+        generator=replicas.noise(native=native) if arm.temperature else None,
+        nonfinite="allow",
+        fused=native,
     )
-    return replicas, optimizer
+
+
+_PARTITIONED: dict[str, Callable[..., Langevin]] = {
+    "adlala": methods.adlala,
+    "dhsgd": methods.dhsgd,
+    "dhsgdc": methods.dhsgdc,
+    "lol": methods.lol,
+}
 
 
 def _penalty(arm: Arm) -> Penalty | None:
@@ -131,6 +167,11 @@ def record_points(e: Experiment) -> list[int]:
     return sorted({round(p) for p in points})
 
 
+def snapshot_points(e: Experiment) -> set[int]:
+    """Epochs after which weights are counted: none, or those asked for and the last."""
+    return {k for k in e.snapshots if k < e.epochs} | {e.epochs} if e.snapshots else set()
+
+
 def train(
     e: Experiment,
     arm: Arm,
@@ -146,19 +187,23 @@ def train(
     """
     x, y, x_test, y_test = draws(e)
     replicas, optimizer = build(e, arm)
-    order = replicas.order(x, y, e.data.batch, own=True)
+    own, criterion = not e.data.shared, e.data.criterion
+    order = replicas.order(x, y, e.data.batch, own=own)
     curves: dict[str, list[Any]] = {
         k: [] for k in ("epoch", "train_loss", "test_loss", "test_accuracy")
     }
+    weights: dict[int, dict[str, list[int]]] = {}
     done, seconds = 0, 0.0
     saved, warnings = load_checkpoint(checkpoint)
     for message in warnings:
         warn(message)
     if saved is not None:
         replicas.load_state_dict(saved["replicas"])
+        optimizer = optimizer_of(arm.at(saved["epoch"]), replicas, e.native)
         optimizer.load_state_dict(saved["optimizer"])
         order.load_state_dict(saved["order"])
         curves, done, seconds = saved["curves"], saved["epoch"], saved["seconds"]
+        weights = saved.get("weights", {})
 
     def save() -> None:
         save_checkpoint(
@@ -168,23 +213,28 @@ def train(
                 "optimizer": optimizer.state_dict(),
                 "order": order.state_dict(),
                 "curves": curves,
+                "weights": weights,
                 "epoch": done,
                 "seconds": seconds + time.monotonic() - started,
             },
         )
 
-    points = set(record_points(e))
+    points, snapshots = set(record_points(e)), snapshot_points(e)
     penalty = _penalty(arm)
     started = last = time.monotonic()
     progress(done)
     while done < e.epochs:
         for xb, yb in order:
-            replicas.backward(binary_loss, xb, yb, penalty)
+            replicas.backward(criterion.loss, xb, yb, penalty)
             optimizer.step()
         done += 1
+        if arm.at(done) is not arm.at(done - 1):
+            optimizer = optimizer_of(arm.at(done), replicas, e.native)
+        if done in snapshots:
+            weights[done] = histograms(replicas, e.runs)
         if done in points:
-            train_loss, _ = evaluate(replicas, x, y)
-            test_loss, accuracy = evaluate(replicas, x_test, y_test)
+            train_loss, _ = evaluate(replicas, criterion, x, y, own=own)
+            test_loss, accuracy = evaluate(replicas, criterion, x_test, y_test, own=own)
             for key, value in (
                 ("epoch", done),
                 ("train_loss", train_loss.tolist()),
@@ -198,4 +248,4 @@ def train(
             last = time.monotonic()
         if stop.asked:
             raise KeyboardInterrupt
-    return Trained(replicas, done, curves, seconds + time.monotonic() - started)
+    return Trained(replicas, done, curves, weights, seconds + time.monotonic() - started)

@@ -96,7 +96,7 @@ class RealExperiment(Experiment):
     of the epochs. ``micro`` examples are computed at a time (0: the batch); their gradients add up.
 
     ``amp`` (bfloat16) and ``compile`` are taken up on a GPU only, ``channels_last`` everywhere.
-    ``panels`` are the curves to be drawn."""
+    ``shown`` are the curves to be drawn."""
 
     # What reads the other experiments' data and arms is never given this one.
     data: Source  # type: ignore[assignment]
@@ -110,11 +110,11 @@ class RealExperiment(Experiment):
     compile: bool = False
     search: Search | None = None
     figures: tuple[str, ...] = ("training",)
-    panels: tuple[str, ...] = ("train_loss", "test_loss", "test_accuracy")
+    shown: tuple[str, ...] = ("train_loss", "test_loss", "test_accuracy")
 
     def config(self) -> dict[str, Any]:
         """What decides the numbers."""
-        return {k: v for k, v in super().config().items() if k != "panels"}
+        return {k: v for k, v in super().config().items() if k != "shown"}
 
     def factor(self, epoch: int) -> float:
         """What the learning rates are multiplied by in an epoch (0 is the first)."""

@@ -17,7 +17,7 @@ _LOGARITHMIC = {"train_loss", "largest_weight", "output_weight"}
 
 def training(e: Experiment, arms: dict[str, dict[str, Any]], out: Path) -> Figure:
     """Curves over training: mean over all runs, band of one standard deviation."""
-    panels = e.panels if isinstance(e, RealExperiment) else ()
+    panels = e.shown if isinstance(e, RealExperiment) else ()
     figure, axes = plt.subplots(
         1, len(panels), figsize=(3.6 * len(panels), 3.4), constrained_layout=True, squeeze=False
     )

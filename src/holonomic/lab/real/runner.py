@@ -7,12 +7,13 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from holonomic.lab.experiment import described
 from holonomic.lab.files import previous, write_bytes, write_json
 from holonomic.lab.measures import LESS_IS_BETTER
 from holonomic.lab.real.experiment import Method, RealExperiment
@@ -122,7 +123,7 @@ def _together(
     return {
         "arm": arm.name,
         "key": key,
-        "settings": asdict(arm),
+        "settings": described(arm),
         "seconds": sum(p["seconds"] for p in parts),
         "curves": curves,
         "finals": {name: [p["finals"].get(name, math.nan) for p in parts] for name in names},
@@ -131,7 +132,7 @@ def _together(
 
 def _key(e: RealExperiment, arm: Method) -> str:
     """Equal keys, equal numbers: everything an arm's results depend on."""
-    parts = {**e.config(), "arms": asdict(arm), "search": None, "metrics": e.metrics}
+    parts = {**e.config(), "arms": described(arm), "search": None, "metrics": e.metrics}
     del parts["id"]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

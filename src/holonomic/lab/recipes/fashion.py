@@ -56,7 +56,7 @@ def fig7() -> RealExperiment:
         runs=5,
         draws=0,
         metrics=("test_accuracy", "test_loss", "output_weight", "ece"),
-        panels=("train_loss", "test_loss", "test_accuracy", "output_weight"),
+        shown=("train_loss", "test_loss", "test_accuracy", "output_weight"),
         claims=(
             _beats(C_COLA, SGD, "test_accuracy", "c-CoLA-ud is more accurate than SGD-m"),
             _beats(C_COLA, SGD, "test_loss", "c-CoLA-ud has a lower test loss than SGD-m"),
@@ -216,7 +216,7 @@ def beyond() -> RealExperiment:
         epochs=50,
         search=Search(epochs=20, runs=1, validation=2000),
         metrics=metrics,
-        panels=("train_loss", "test_loss", "test_accuracy"),
+        shown=("train_loss", "test_loss", "test_accuracy"),
         claims=tuple(
             _beats(arm, other, metric, f"{arm.name} {words} than {other.name}")
             for arm in arms[3:]

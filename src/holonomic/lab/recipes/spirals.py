@@ -3,10 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from holonomic.lab.experiment import Arm, Claim, Data, Experiment, recipe
+from holonomic.lab.experiment import Arm, Claim, Experiment, recipe
+from holonomic.lab.problem import Spiral
 
-TWO_TURNS = Data(turns=2, scale=1.0, noise=0.05, train=100, test=2000, batch=2)  # (4.59)
-FOUR_TURNS = Data(turns=4, scale=2.0, noise=0.02, train=500, test=1000, batch=25)  # (4.58)
+TWO_TURNS = Spiral(turns=2, scale=1.0, noise=0.05, train=100, test=2000, batch=2)  # (4.59)
+FOUR_TURNS = Spiral(turns=4, scale=2.0, noise=0.02, train=500, test=1000, batch=25)  # (4.58)
 
 CIRCLES = {"0.weight": ("circle", 1.0), "2.weight": ("circle", 5.0)}
 _SHALLOW: dict[str, Any] = {"lr": 0.05, "widths": (2, 500, 1)}
@@ -155,6 +156,13 @@ _DEEP_SETTING = (
 DEPTHS = (2, 3, 4, 5)
 
 
+def _by_depth(arms: tuple[Arm, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """A panel a depth."""
+    ends = {f"p = {p}": f", p={p}" for p in DEPTHS}
+    names = [arm.name for arm in arms]
+    return tuple((title, tuple(n for n in names if n.endswith(end))) for title, end in ends.items())
+
+
 @recipe
 def fig4() -> Experiment:
     """Figure 4: orthogonality in deep networks on the four-turn spiral."""
@@ -188,6 +196,7 @@ def fig4() -> Experiment:
         runs=10,
         draws=10,
         figures=("curves",),
+        panels=_by_depth(arms),
         claims=claims,
         notes="The paper claims that o-CoLA-od is best for p > 3; it prints curves, not numbers.",
     )
@@ -207,6 +216,10 @@ def fig5() -> Experiment:
         id="fig5",
         title="the soft constraint over step size and strength (Figure 5)",
         arms=(_o_cola(p), *penalties),
+        panels=tuple(
+            (f"h = {h:g}", (_o_cola(p).name, *(a.name for a in penalties if a.lr == h)))
+            for h in (0.1, 0.05, 0.02)
+        ),
         claims=tuple(
             _beats(f"o-CoLA-od, p={p}", arm.name, "test_accuracy", f"o-CoLA-od beats {arm.name}")
             for arm in penalties
@@ -218,11 +231,13 @@ def fig5() -> Experiment:
 def fig4_8() -> Experiment:
     """Figure 4.8: a little temperature with the orthogonality constraint."""
     warm = "o-CoLA-od tau=1e-6"
+    arms = tuple(arm for p in DEPTHS for arm in (_o_cola(p), _o_cola(p, 1e-6, warm)))
     return replace(
         fig4(),
         id="fig4.8",
         title="temperature with the orthogonality constraint (Figure 4.8)",
-        arms=tuple(arm for p in DEPTHS for arm in (_o_cola(p), _o_cola(p, 1e-6, warm))),
+        arms=arms,
+        panels=_by_depth(arms),
         claims=tuple(
             _beats(
                 f"{warm}, p={p}",

@@ -57,7 +57,7 @@ def table2() -> RealExperiment:
         draws=0,
         micro=16,
         metrics=("valid_loss", "valid_perplexity", "test_loss", "test_perplexity"),
-        panels=("train_loss", "valid_loss", "largest_weight"),
+        shown=("train_loss", "valid_loss", "largest_weight"),
         claims=_claims("valid_loss", ours, sgd, decayed),
         paper={
             ours.name: {"valid_loss": 4.81},

@@ -1,0 +1,1 @@
+"""How fast the optimizer is against what one would use instead: `make bench`."""

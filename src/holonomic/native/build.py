@@ -1,0 +1,107 @@
+"""The compiled kernels: built once with the compiler of the machine, kept in the user's cache.
+
+They are never needed. Where there is no compiler, `library()` says why and everything goes on in torch.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+_SOURCE = Path(__file__).with_name("kernels.cpp")
+_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-std=c++17")
+_COMPILERS = ("c++", "g++", "clang++")
+
+
+class Unavailable(Exception):
+    """Why there are no compiled kernels here."""
+
+
+def library() -> ctypes.CDLL:
+    """The kernels, compiled on first use; raises `Unavailable` with the reason if they cannot be."""
+    found = _library()
+    if isinstance(found, str):
+        raise Unavailable(found)
+    return found
+
+
+def reason() -> str | None:
+    """None if the kernels are there, else why not."""
+    found = _library()
+    return found if isinstance(found, str) else None
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | str:
+    """The kernels, or why there are none: looked for once."""
+    if os.environ.get("HOLONOMIC_NATIVE") == "0":
+        return "HOLONOMIC_NATIVE=0 is set"
+    try:
+        compiler = _compiler()
+        parts = (_SOURCE.read_text(), " ".join(_FLAGS), compiler, _machine())
+        name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+        path = _folder() / f"{name}.so"
+        if not path.exists():
+            _compile(compiler, path)
+        return _declared(ctypes.CDLL(str(path)))
+    except (Unavailable, OSError) as error:
+        return str(error)
+
+
+def _compiler() -> str:
+    named = os.environ.get("CXX")
+    for candidate in (named,) if named else _COMPILERS:
+        if found := shutil.which(candidate):
+            return found
+    wanted = f"CXX={named}" if named else ", ".join(_COMPILERS)
+    raise Unavailable(f"no C++ compiler was found ({wanted})")
+
+
+def _machine() -> str:
+    """What -march=native depends on: a home directory may be shared by machines that differ."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        return platform.processor() + platform.machine()
+
+
+def _folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "holonomic" / "native"
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Write the library whole or not at all: other processes may be doing the same."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(suffix=".so", dir=path.parent)
+    os.close(handle)
+    command = [compiler, *_FLAGS, "-shared", "-fPIC", str(_SOURCE), "-o", temporary]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode:
+            first = (done.stderr.strip() or "no message").splitlines()[0]
+            raise Unavailable(f"{compiler} could not compile the kernels: {first}")
+        os.replace(temporary, path)
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"{compiler} took more than two minutes for the kernels") from None
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
+    """Say what the functions take, so that a wrong call raises instead of crashing."""
+    pointer, i64, i32, f32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+    kernels.holonomic_step.argtypes = [
+        *(i64, pointer, pointer, pointer, pointer, i32, ctypes.c_char_p),
+        *(pointer, pointer, pointer, pointer, i32, f32, f32, f32),
+    ]
+    kernels.holonomic_step.restype = None
+    kernels.holonomic_normal.argtypes = [i64, i64, pointer, ctypes.c_uint64, pointer]
+    kernels.holonomic_normal.restype = None
+    return kernels

@@ -1,0 +1,364 @@
+"""The compiled kernels: the same steps as the ordinary way, and numbers that are normal."""
+
+import math
+import os
+import subprocess
+import sys
+import warnings
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import holonomic as hm
+from cases import advance, build, copies
+from holonomic import native
+from holonomic.errors import CheckpointError, SettingError
+from holonomic.native.build import library
+
+needs_compiler = pytest.mark.skipif(native.reason() is not None, reason=f"{native.reason()}")
+EPS = torch.finfo(torch.float32).eps
+
+
+# ---------------------------------------------------------------------- steps
+def pair(name: str, scheme: str, size: tuple[int, ...], **settings: Any) -> list[Any]:
+    """The same weights with and without the kernels, after 20 steps of a force that depends on them."""
+    results = []
+    for fused in (False, True):
+        generator = torch.Generator().manual_seed(0)
+        p = nn.Parameter(0.3 * torch.randn(size, generator=generator))
+        constraint = hm.Circle(0.4) if name == "Circle" else None
+        opt = hm.Langevin(
+            [p], lr=0.05, scheme=scheme, constraint=constraint, seed=1, fused=fused, **settings
+        )
+        advance([p], opt, 20)
+        results.append([p.detach(), *opt.state[p].values()])
+    return results
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [(1,), (3, 5), (1023,), (1024,), (5, 205), (7, 1000)])
+@pytest.mark.parametrize("temperature", [0.0, 1e-3])
+@pytest.mark.parametrize("scheme", ["OBA", "ABO", "BAOAB", "EM"])
+@pytest.mark.parametrize("name", ["none", "Circle"])
+def test_fused_steps_are_the_ordinary_ones(name, scheme, temperature, size):
+    plain, fused = pair(name, scheme, size, temperature=temperature, weight_decay=1e-2)
+    # 20 steps, each rounding a few times numbers below 1 (v: below 30, from |g| / (1 - mu) / r).
+    for a, b in zip(plain, fused, strict=True):
+        torch.testing.assert_close(b, a, rtol=100 * EPS, atol=100 * EPS * max(1.0, a.abs().max()))
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["none", "Circle"])
+def test_maximize_and_decay_reach_the_kernels(name):
+    plain, fused = pair(name, "OBA", (40,), maximize=True, weight_decay=0.1)
+    other = pair(name, "OBA", (40,))[0]
+    torch.testing.assert_close(fused[0], plain[0], rtol=1e-5, atol=1e-5)
+    assert (other[0] - plain[0]).abs().max() > 0.01
+
+
+@needs_compiler
+def test_rotation_is_right_for_small_and_large_angles():
+    """Against double precision. The argument of sine and cosine is rounded to float32 itself, so an
+    angle a is known to eps |a|; 4 eps for the polynomials and the scaling."""
+    angles = torch.cat([torch.linspace(-4, 4, 2001), torch.tensor([1e-9, 30.0, -200.0, 1000.0])])
+    r, n = 0.7, len(angles)
+    theta = torch.rand(n, generator=torch.Generator().manual_seed(0)) * 1.2 - 0.6
+    p = nn.Parameter(theta.clone())
+    opt = hm.Langevin([p], lr=1.0, momentum=1.0, constraint=hm.Circle(r), fused=True)
+    p.grad = torch.zeros(n)
+    opt.step()  # makes the state; at rest, nothing moves
+    q0, xi0 = p.detach().double(), opt.state[p]["slack"].double()
+    opt.state[p]["momentum_buffer"].copy_(angles)
+    opt.step()
+    a = angles.double()
+    exact = a.cos() * q0 - a.sin() * xi0, a.cos() * xi0 + a.sin() * q0
+    allowed = r * EPS * (a.abs() + 4)
+    for got, want in zip((p.detach(), opt.state[p]["slack"]), exact, strict=True):
+        assert ((got.double() - want).abs() <= allowed).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("scheme", ["OBA", "EM"])
+def test_weights_stay_on_their_circles(scheme):
+    p = nn.Parameter(torch.linspace(-2, 2, 999))
+    opt = hm.Langevin(
+        [p],
+        lr=0.01,
+        scheme=scheme,
+        temperature=0.1,
+        constraint=hm.Circle(1.5),
+        seed=0,
+        fused=True,
+    )
+    for _ in range(5000):
+        p.grad = p.detach().sin()
+        opt.step()
+    length2 = p.detach().double() ** 2 + opt.state[p]["slack"].double() ** 2
+    assert (length2 / 1.5**2 - 1).abs().max() < 4 * EPS  # two numbers, each rounded twice
+    assert torch.isfinite(opt.state[p].get("momentum_buffer", torch.zeros(1))).all()
+
+
+@needs_compiler
+def test_threads_do_not_change_a_bit():
+    results = []
+    threads = torch.get_num_threads()
+    try:
+        for n in (1, 2):
+            torch.set_num_threads(n)
+            results.append(pair("Circle", "OBA", (700, 300), temperature=1e-3)[1])
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@needs_compiler
+@pytest.mark.parametrize("scheme", ["OBA", "BAOAB", "EM"])
+def test_nothing_moves_without_a_step_size(scheme):
+    p = nn.Parameter(torch.tensor([0.1, 0.9, 1.0, -1.0]))
+    opt = hm.Langevin(
+        [p],
+        lr=0.0,
+        scheme=scheme,
+        temperature=1.0,
+        constraint=hm.Circle(1.0),
+        fused=True,
+        seed=0,
+    )
+    before = p.detach().clone()
+    advance([p], opt, 3)
+    assert torch.equal(p.detach(), before)
+
+
+@needs_compiler
+def test_what_the_kernels_do_not_know_goes_the_ordinary_way():
+    for name in ("Sphere", "Orthogonal", "Circle-tensor", "LevelSet"):
+        results = []
+        for fused in (False, True):
+            params, opt = build(name, dtype=torch.float32, fused=fused)
+            advance(params, opt, 5)
+            results.append(copies(params))
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    for change in (lambda t: t.double(), lambda t: t.bfloat16(), lambda t: t.t()):
+        results = []
+        for fused in (False, True):
+            p = nn.Parameter(change(torch.linspace(-0.3, 0.3, 12).reshape(3, 4)))
+            opt = hm.Langevin([p], constraint=hm.Circle(0.4), lr=0.1, fused=fused)
+            advance([p], opt, 5)
+            results.append(p.detach())
+        assert torch.equal(*results)
+
+
+@needs_compiler
+def test_fused_steps_resume_bit_for_bit():
+    params, opt = build("Circle", dtype=torch.float32, fused=True)
+    advance(params, opt, 5)
+    saved, weights = deepcopy(opt.state_dict()), copies(params)
+    advance(params, opt, 5)
+    again, other = build("Circle", dtype=torch.float32, fused=True)
+    with torch.no_grad():
+        for p, w in zip(again, weights, strict=True):
+            p.copy_(w)
+    other.load_state_dict(saved)
+    advance(again, other, 5)
+    assert all(torch.equal(a, b) for a, b in zip(params, again, strict=True))
+
+
+def test_impossible_settings_are_named():
+    p = [nn.Parameter(torch.ones(2))]
+    with pytest.raises(SettingError, match="both given"):
+        hm.Langevin(p, fused=True, foreach=True)
+    with pytest.raises(SettingError, match="fused is 'yes'"):
+        hm.Langevin([{"params": p, "fused": "yes"}])
+
+
+_WITHOUT = """
+import torch, warnings, holonomic as hm
+p = torch.nn.Parameter(torch.tensor([0.1, 0.2])); p.grad = torch.ones(2)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    opt = hm.Langevin([p], constraint=hm.Circle(1.0), lr=0.1, fused=True)
+opt.step()
+print(caught[0].message)
+print(p.tolist())
+try:
+    hm.Replicas(lambda: torch.nn.Linear(1, 1), 2).noise(native=True)
+except hm.errors.SettingError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [({"HOLONOMIC_NATIVE": "0"}, "HOLONOMIC_NATIVE=0"), ({"CXX": "no-such"}, "CXX=no-such")],
+)
+def test_without_a_compiler_everything_goes_on(variables, why):
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables},
+        check=True,
+    )
+    warned, weights, refused = done.stdout.splitlines()
+    assert "fused=True has no effect" in warned
+    assert why in warned
+    assert "native noise cannot be had" in refused
+    assert why in refused
+    p = nn.Parameter(torch.tensor([0.1, 0.2]))
+    p.grad = torch.ones(2)
+    hm.Langevin([p], constraint=hm.Circle(1.0), lr=0.1).step()
+    assert weights == str(p.tolist())
+
+
+def test_a_source_that_does_not_compile_is_a_reason_not_a_crash(tmp_path):
+    code = (
+        "import holonomic.native.build as b, pathlib;"
+        f"s = pathlib.Path({str(tmp_path)!r}) / 'broken.cpp'; s.write_text('this is not C++');"
+        "b._SOURCE = s; print(b.reason())"
+    )
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True
+    )
+    assert "could not compile" in done.stdout or "no C++ compiler" in done.stdout
+    assert not list(tmp_path.glob("**/*.so"))
+
+
+# ---------------------------------------------------------------------- noise
+def threefry(x0: int, x1: int, k0: int, k1: int) -> tuple[int, int]:
+    """Threefry-2x32-20, written from its definition (Salmon et al. 2011)."""
+    mask = 0xFFFFFFFF
+    key = (k0, k1, k0 ^ k1 ^ 0x1BD11BDA)
+    x0, x1 = (x0 + k0) & mask, (x1 + k1) & mask
+    for i in range(20):
+        by = (13, 15, 26, 6, 17, 29, 16, 24)[i % 8]
+        x0 = (x0 + x1) & mask
+        x1 = ((x1 << by | x1 >> (32 - by)) & mask) ^ x0
+        if i % 4 == 3:
+            j = i // 4 + 1
+            x0 = (x0 + key[j % 3]) & mask
+            x1 = (x1 + key[(j + 1) % 3] + j) & mask
+    return x0, x1
+
+
+def test_threefry_gives_the_published_answers():
+    assert threefry(0, 0, 0, 0) == (0x6B200159, 0x99BA4EFE)
+    ones = 0xFFFFFFFF
+    assert threefry(ones, ones, ones, ones) == (0x1CB996FC, 0xBB002BE7)
+    assert threefry(0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344) == (0xC4923A9C, 0x483DF7A0)
+
+
+@needs_compiler
+def test_numbers_are_box_muller_on_threefry():
+    """In double precision from the definition; the kernels' logarithm, root and polynomials are good
+    to a few eps, and radius times a sine that is nearly 0 is good absolutely."""
+    key, first = 0x0123456789ABCDEF, 2 * (2**32 - 3)  # crosses into the upper half of the counter
+    got = torch.empty(1, 12)
+    native.normal_(got, first, torch.tensor([key]))
+    for k in range(6):
+        place = first // 2 + k
+        x0, x1 = threefry(place & 0xFFFFFFFF, place >> 32, key & 0xFFFFFFFF, key >> 32)
+        radius = math.sqrt(-2 * math.log(((x0 >> 8) + 0.5) / 2**24))
+        signed = x1 - 2**32 if x1 >= 2**31 else x1
+        angle = ((signed >> 8) + 0.5) / 2**23 * math.pi / 4
+        c, s = math.cos(angle), math.sin(angle)
+        c, s = (s, c) if x1 & 1 else (c, s)
+        want = (radius * (-c if x1 & 2 else c), radius * (-s if x1 & 4 else s))
+        assert got[0, 2 * k : 2 * k + 2].tolist() == pytest.approx(want, abs=8 * EPS * radius)
+
+
+def z_scores(y: Tensor) -> list[float]:
+    """Moments of normal numbers, in standard errors."""
+    y, n = y.double(), y.numel()
+    known = {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96), 6: (15, 10170), 8: (105, 2016000)}
+    return [
+        ((y**k).mean().item() - mean) * math.sqrt(n / variance)
+        for k, (mean, variance) in known.items()
+    ]
+
+
+@needs_compiler
+def test_noise_is_standard_normal_and_independent():
+    n = 2_000_000
+    y = torch.empty(2, n)
+    native.normal_(y, 0, torch.tensor([5, 6]))  # neighbouring keys
+    for row in y:
+        assert max(map(abs, z_scores(row))) < 4
+    a, b = y.double()
+    products = {
+        "between streams": a * b,
+        "within a pair": a[::2] * a[1::2],
+        "their squares": (a[::2] ** 2 - 1) * (a[1::2] ** 2 - 1) / 2,
+        **{f"lag {k}": a[:-k] * a[k:] for k in (1, 2, 3, 16, 1024, 2048)},
+    }
+    for what, p in products.items():
+        assert abs(p.mean().item()) * math.sqrt(len(p)) < 4, what
+    # The tails: numbers beyond 4 are Poisson with mean n P(|x| > 4).
+    expected = 2 * n * math.erfc(4 / math.sqrt(2))
+    assert abs((y.abs() > 4).sum().item() - expected) < 4 * math.sqrt(expected)
+
+
+@needs_compiler
+def test_a_number_depends_on_its_key_and_place_alone():
+    whole = torch.empty(3, 5000)
+    keys = torch.tensor([7, 8, 9])
+    native.normal_(whole, 0, keys)
+    part = torch.empty(1, 1001)
+    native.normal_(part, 1500, keys[1:2])
+    assert torch.equal(part[0], whole[1, 1500:2501])
+
+
+def stack(n: int, first: int = 0, **settings: Any) -> tuple[hm.Replicas, hm.Langevin]:
+    replicas = hm.Replicas(lambda: nn.Linear(3, 5), n, seed=3, first=first)
+    rules: dict[Any, Any] = {"weight": hm.Circle(1.0)}
+    opt = hm.Langevin(
+        replicas.groups(rules),
+        lr=0.05,
+        temperature=1e-2,
+        generator=replicas.noise(native=True),
+        **settings,
+    )
+    return replicas, opt
+
+
+@needs_compiler
+@pytest.mark.parametrize("scheme", ["OBA", "EM", "LM"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_replica_does_not_depend_on_the_others(scheme, fused):
+    eight, opt = stack(8, scheme=scheme, fused=fused)
+    alone, other = stack(1, first=5, scheme=scheme, fused=fused)
+    for _ in range(50):
+        for r, o in ((eight, opt), (alone, other)):
+            for p in r.parameters():
+                p.grad = torch.sin(3 * p.detach())
+            o.step()
+    for a, b in zip(eight.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(a[5], b[0], rtol=0, atol=0)
+
+
+@needs_compiler
+def test_native_noise_resumes():
+    _, opt = stack(4)
+    noise = opt._noise
+    t = torch.empty(4, 3, 5)
+    noise.like(t)
+    saved = noise.state()
+    expected = noise.like(t)
+    other = hm.Replicas(lambda: nn.Linear(3, 5), 4, seed=99).noise(native=True)
+    other.restore(saved)
+    assert torch.equal(other.like(t), expected)
+    with pytest.raises(CheckpointError, match="another kind of noise"):
+        other.restore(hm.Replicas(lambda: nn.Linear(1, 1), 4).noise().state())
+    with pytest.raises(CheckpointError, match="4 replicas, and there are 3"):
+        hm.Replicas(lambda: nn.Linear(1, 1), 3).noise(native=True).restore(saved)
+
+
+def test_nothing_is_warned_of_where_there_are_kernels():
+    if native.reason() is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            hm.Langevin([nn.Parameter(torch.ones(2))], fused=True)
+        assert library() is library()
