@@ -23,6 +23,7 @@ from holonomic.lab.data import spiral
 from holonomic.lab.experiment import Claim, experiment, experiments
 from holonomic.lab.measures import binary_loss, boundary, curvature
 from holonomic.lab.models import mlp
+from holonomic.lab.real import RealExperiment
 from holonomic.lab.report import markdown, write_report
 from holonomic.lab.runner import adjusted, run
 from holonomic.lab.screen import Screen
@@ -238,7 +239,7 @@ def test_recipes_are_complete():
         names = {arm.name for arm in e.arms}
         assert {c.better for c in e.claims} | {c.worse for c in e.claims} <= names
         assert e.paper.keys() <= names
-        for arm in e.arms:
+        for arm in e.arms if not isinstance(e, RealExperiment) else ():  # those: test_real.py
             hm.groups(mlp(*arm.widths), arm.rules())  # every glob matches something
         assert record_points(e)[-1] == e.epochs
 

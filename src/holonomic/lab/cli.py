@@ -114,12 +114,17 @@ def demo(out: Out = None, workers: Workers = None) -> None:
 
 
 def _run(e: Experiment, out: Path, force: bool, workers: int | None) -> None:
+    from holonomic.lab import runner
+    from holonomic.lab.real import RealExperiment
+    from holonomic.lab.real import runner as real_runner
     from holonomic.lab.report import write_report
-    from holonomic.lab.runner import run as run_experiment
 
     screen.console.print(f"[bold]{e.id}[/]: {e.title}\n{e.setting}.", highlight=False)
     try:
-        summary = run_experiment(e, out, screen, force=force, workers=workers)
+        if isinstance(e, RealExperiment):
+            summary = real_runner.run(e, out, screen, force=force, workers=workers)
+        else:
+            summary = runner.run(e, out, screen, force=force, workers=workers)
     except KeyboardInterrupt:
         screen.warn(f"stopped; what is done is in {out}. Repeat the command to go on.")
         raise typer.Exit(130) from None

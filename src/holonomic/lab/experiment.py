@@ -3,13 +3,13 @@
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from holonomic.constraints import Circle, Constraint, Orthogonal, Sphere
 from holonomic.errors import SettingError
 from holonomic.lab.problem import QUIET, Data
 
-_CONSTRAINTS: dict[str, Callable[..., Constraint]] = {
+CONSTRAINTS: dict[str, Callable[..., Constraint]] = {
     "circle": Circle,
     "sphere": Sphere,
     "orthogonal": Orthogonal,
@@ -73,7 +73,7 @@ class Arm:
 
     def rules(self) -> dict[Any, Constraint]:
         """The constraints as rules for `holonomic.groups`."""
-        return {glob: _CONSTRAINTS[kind](*args) for glob, (kind, *args) in self.constraints.items()}
+        return {glob: CONSTRAINTS[kind](*args) for glob, (kind, *args) in self.constraints.items()}
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,12 @@ class Experiment:
 _REGISTRY: dict[str, Callable[[], Experiment]] = {}
 
 
-def recipe(make: Callable[[], Experiment]) -> Callable[[], Experiment]:
-    """Register a function that returns an experiment under the function's name."""
-    _REGISTRY[make.__name__.replace("_", ".")] = make
+E = TypeVar("E", bound=Experiment)
+
+
+def recipe(make: Callable[[], E]) -> Callable[[], E]:
+    """Register a function that returns an experiment under the experiment's name."""
+    _REGISTRY[make().id] = make
     return make
 
 

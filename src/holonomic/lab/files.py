@@ -4,26 +4,36 @@ import io
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write beside the place, then rename: a reader never sees half a file."""
+@contextmanager
+def writing(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """A file beside the place (its path and handle) that is renamed to it at the end, or removed if
+    anything fails: a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    part = Path(name)
     try:
         with os.fdopen(handle, "wb") as f:
-            f.write(data)
+            yield part, f
             f.flush()
             os.fsync(f.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        os.chmod(part, 0o644)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write bytes whole or not at all."""
+    with writing(path) as (_, f):
+        f.write(data)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,11 +1,16 @@
 """Plain networks."""
 
+import difflib
 import math
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
+
+from holonomic.errors import SettingError
 
 
 def mlp(*widths: int) -> nn.Sequential:
@@ -14,6 +19,11 @@ def mlp(*widths: int) -> nn.Sequential:
     for fan_in, fan_out in pairwise(widths):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
+
+
+def image_mlp(*widths: int) -> nn.Sequential:
+    """A ReLU network on images: ``image_mlp(784, 1000, 10)`` has layers "1" and "3"."""
+    return nn.Sequential(nn.Flatten(), *mlp(*widths))
 
 
 class Block(nn.Module):
@@ -126,3 +136,22 @@ def _sinusoids(length: int, width: int) -> Tensor:
     rate = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
     angle = torch.arange(length).unsqueeze(1) * rate
     return torch.stack([angle.sin(), angle.cos()], dim=2).flatten(1)[:, :width]
+
+
+#: Models by name.
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": image_mlp,
+    "resnet8": resnet8,
+    "resnet18": resnet18,
+    "resnet34": resnet34,
+    "vgg11": vgg11,
+    "transformer": TransformerLM,
+}
+
+
+def model(name: str, *arguments: Any) -> nn.Module:
+    """A new model; an unknown name suggests the nearest."""
+    if name not in MODELS:
+        near = difflib.get_close_matches(name.lower(), MODELS, n=3, cutoff=0.3) or list(MODELS)
+        raise SettingError(f"there is no model {name!r}; did you mean {', '.join(near)}?")
+    return MODELS[name](*arguments)

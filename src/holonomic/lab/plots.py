@@ -38,7 +38,8 @@ plt.rcParams.update(
 )
 
 
-def _look(i: int) -> dict[str, Any]:
+def look(i: int) -> dict[str, Any]:
+    """The colour and style of the i-th line."""
     return {"color": COLOURS[i % len(COLOURS)], "linestyle": STYLES[(i // len(COLOURS)) % 4]}
 
 
@@ -71,7 +72,7 @@ def _curves(e: Experiment, arms: dict[str, dict[str, Any]], axes: Any) -> None:
             at = np.array(arm["curves"]["epoch"]) * (e.data.steps if e.in_steps else 1)
             values = np.array(arm["curves"][metric], dtype=float)
             mean, std = np.nanmean(values, 1), np.nanstd(values, 1)
-            axis.plot(at, mean, label=name, **_look(i))
+            axis.plot(at, mean, label=name, **look(i))
             if len(arms) <= 8:
                 low, high = (
                     np.nanmin(values, 1),
@@ -128,7 +129,7 @@ def slopes(e: Experiment, arms: dict[str, dict[str, Any]], out: Path) -> Figure:
             steep = stored["slopes"]
         at = np.linspace(-half, half, steep.shape[1])
         for axis, line in zip(axes, steep, strict=True):
-            axis.plot(at, line, label=name, lw=1, **_look(i))
+            axis.plot(at, line, label=name, lw=1, **look(i))
     axes[0].set_xlabel("x along y = 0")
     axes[1].set_xlabel("y along x = 0")
     axes[0].set_ylabel("mean |d prediction / d position|")
@@ -140,10 +141,11 @@ def slopes(e: Experiment, arms: dict[str, dict[str, Any]], out: Path) -> Figure:
 
 def finals(e: Experiment, arms: dict[str, dict[str, Any]], out: Path) -> Figure:
     """Every replica's final numbers as a dot, over the mean."""
-    return _strips(arms, ("test_accuracy", "test_loss"), log=False)
+    usual = all("test_accuracy" in arm["finals"] for arm in arms.values())
+    return _strips(arms, ("test_accuracy", "test_loss") if usual else e.metrics[:2], log=False)
 
 
-def _strips(arms: dict[str, dict[str, Any]], metrics: tuple[str, str], *, log: bool) -> Figure:
+def _strips(arms: dict[str, dict[str, Any]], metrics: tuple[str, ...], *, log: bool) -> Figure:
     figure, axes = plt.subplots(
         1, 2, figsize=(9, 1.2 + 0.28 * len(arms)), constrained_layout=True, sharey=True
     )
@@ -206,8 +208,8 @@ def lines(e: Experiment, arms: dict[str, dict[str, Any]], out: Path) -> Figure:
     for i, name in enumerate(arms):
         with np.load(out / f"{slugs[name]}.npz") as stored:
             at, found = stored["line_at"], stored["lines"]
-        axis.plot(at, found.T, lw=0.5, alpha=0.35, **_look(i))
-        axis.plot(at, found.mean(0), lw=2, label=name, **_look(i))
+        axis.plot(at, found.T, lw=0.5, alpha=0.35, **look(i))
+        axis.plot(at, found.mean(0), lw=2, label=name, **look(i))
     axis.set_xlabel("from start (0) to end (1) of training")
     axis.set_ylabel(LABELS["test_loss"])
     axis.legend(fontsize=8)

@@ -10,6 +10,7 @@ from typing import Any
 from holonomic.lab.experiment import Experiment
 from holonomic.lab.files import write_text
 from holonomic.lab.plots import FIGURES, draw
+from holonomic.lab.real import plots  # noqa: F401 (registers its figures)
 from holonomic.lab.runner import load_arms
 from holonomic.lab.screen import result_rows, shown, sizes
 

@@ -29,7 +29,7 @@ from holonomic.native import reason as no_kernels
 from holonomic.replicas import Replicas
 
 FIGURES = (
-    "boundaries curves curvature slopes finals weights lines planes map".split()  # noqa: SIM905
+    "boundaries curves curvature slopes finals weights lines planes map training".split()  # noqa: SIM905
 )
 #: Figures that need measurements of their own.
 MEASURED = {"boundaries", "curvature", "slopes", "lines", "planes"}
@@ -80,7 +80,7 @@ def run(
     The folder holds ``config.json``, one ``<arm>.json`` (curves) and ``<arm>.npz`` (pictures' data)
     a finished arm, and the checkpoints of arms at work. It belongs to one configuration."""
     draws(e)  # what cannot be had is missed here, once, and not in every worker
-    _claim_folder(e, out, force)
+    claim_folder(e, out, force)
     started = time.monotonic()
     for arm in e.arms:
         _borrow(e, arm, out)
@@ -92,9 +92,9 @@ def run(
                     bars.show(arm, DONE)
             run_arms(e, todo, out, _finish, bars.show, screen.warn, workers or default_workers())
     except BaseException:
-        _write_summary(e, out, partial=True, seconds=time.monotonic() - started)
+        write_summary(e, out, partial=True, seconds=time.monotonic() - started)
         raise
-    return _write_summary(e, out, partial=False, seconds=time.monotonic() - started)
+    return write_summary(e, out, partial=False, seconds=time.monotonic() - started)
 
 
 def _key(e: Experiment, arm: Arm) -> str:
@@ -115,7 +115,8 @@ def _borrow(e: Experiment, arm: Arm, out: Path) -> None:
                 write_bytes(out / path.name, path.read_bytes())
 
 
-def _claim_folder(e: Experiment, out: Path, force: bool) -> None:
+def claim_folder(e: Experiment, out: Path, force: bool) -> None:
+    """Make the folder that of an experiment's configuration, or raise if it is another's."""
     config = json.loads(json.dumps(e.config()))
     path = out / "config.json"
     if path.exists():
@@ -253,7 +254,8 @@ def _derived(e: Experiment, arm: dict[str, Any]) -> dict[str, list[float]]:
     return {m: DERIVED[m](e, arm["curves"]) for m in e.metrics if m in DERIVED}
 
 
-def _write_summary(e: Experiment, out: Path, *, partial: bool, seconds: float) -> dict[str, Any]:
+def write_summary(e: Experiment, out: Path, *, partial: bool, seconds: float) -> dict[str, Any]:
+    """Write ``summary.json`` from the finished arms of a folder."""
     arms = load_arms(e, out)
     finals = {name: {**arm["finals"], **_derived(e, arm)} for name, arm in arms.items()}
     summary = {

@@ -1,15 +1,23 @@
 """What the terminal shows: progress while it runs, a table when it is done."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
-from holonomic.lab.experiment import Arm, Experiment
+from holonomic.lab.experiment import Experiment
 from holonomic.lab.workers import MEASURING
 
 LABELS = {
@@ -21,11 +29,26 @@ LABELS = {
     "curvature_max": "max curvature",
     "curvature_median": "median curvature",
     "slope": "steepest slope",
+    "valid_loss": "validation loss",
+    "valid_perplexity": "validation perplexity",
+    "test_perplexity": "test perplexity",
+    "largest_weight": "largest weight",
+    "output_weight": "largest weight, last layer",
+    "ece": "calibration error / %",
+    "lipschitz": "Lipschitz bound",
+    "safe_radius": "median safe radius",
     "deviation": "deviation of accuracy / %",
     "loss_rise": "rise of test loss above its minimum",
     "steps_to_90": "steps to 90 %",
     "barrier": "barrier of loss above the start",
 }
+
+
+class Named(Protocol):
+    """An arm of any experiment."""
+
+    @property
+    def name(self) -> str: ...
 
 
 class Bars:
@@ -36,7 +59,7 @@ class Bars:
         self._epochs = e.epochs
         self._tasks = {arm.name: progress.add_task(arm.name, total=e.epochs) for arm in e.arms}
 
-    def show(self, arm: Arm, epochs: int) -> None:
+    def show(self, arm: Named, epochs: int) -> None:
         """Take the epochs done of an arm (or a code below 0: trained, and being measured or done)."""
         note = " (measuring)" if epochs == MEASURING else ""
         done = self._epochs if epochs < 0 else epochs
@@ -64,6 +87,20 @@ class Screen:
         )
         with Progress(*columns, console=self.console, refresh_per_second=2) as progress:
             yield Bars(progress, e)
+
+    @contextmanager
+    def fetching(self) -> Iterator[Callable[[str, int, int], None]]:
+        """Takes (name, bytes so far, bytes in all) of files that are being fetched."""
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            tasks: dict[str, TaskID] = {}
+
+            def show(name: str, done: int, total: int) -> None:
+                if name not in tasks:
+                    tasks[name] = progress.add_task(f"fetching {name}")
+                progress.update(tasks[name], completed=done, total=total or None)
+
+            yield show
 
     def table(self, e: Experiment, summary: dict[str, Any]) -> None:
         """Every arm's final numbers, ours beside the paper's, then the verdicts."""

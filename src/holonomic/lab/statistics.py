@@ -114,6 +114,8 @@ def _word(one: Summary, over: Summary) -> str:
         return "reproduced"
     if words == ("no", "no"):
         return "the opposite is seen"
+    if words == ("unknown", "unknown"):
+        return "one run each: nothing is settled"
     if "unknown" in words:
         where = "on one draw" if words[1] == "unknown" else "over draws"
         seen = words[0] if words[1] == "unknown" else words[1]

@@ -1,4 +1,4 @@
-"""Arms side by side: one single-threaded process a core, which is faster than threads on small nets.
+"""Jobs side by side: one single-threaded process a core, which is faster than threads on small nets.
 
 One thread each also makes the numbers independent of how many workers there are.
 """
@@ -8,15 +8,16 @@ import os
 import queue
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from holonomic.errors import HolonomicError
 from holonomic.lab.experiment import Arm, Experiment
-from holonomic.lab.train import Stop, Trained, train
+from holonomic.lab.train import Progress, Stop, Trained, train
 
 Finish = Callable[[Experiment, Arm, Trained, Path], None]
 
@@ -26,6 +27,36 @@ DONE = -2
 
 class WorkerError(HolonomicError):
     """A worker process failed; what is finished is kept."""
+
+
+class Job(Protocol):
+    """A piece of work that a process can take whole, and that can be pickled."""
+
+    @property
+    def name(self) -> str:
+        """What it is called when it fails."""
+
+    def work(self, out: Path, progress: Progress, warn: Callable[[str], None], stop: Stop) -> None:
+        """Do it, and write the results below ``out``; KeyboardInterrupt if ``stop`` was asked for."""
+
+
+@dataclass(frozen=True)
+class ArmJob:
+    """All replicas of an arm."""
+
+    e: Experiment
+    arm: Arm
+    finish: Finish
+
+    @property
+    def name(self) -> str:
+        return self.arm.name
+
+    def work(self, out: Path, progress: Progress, warn: Callable[[str], None], stop: Stop) -> None:
+        checkpoint = out / f"{self.arm.slug}.ckpt"
+        trained = train(self.e, self.arm, checkpoint, progress, warn, stop)
+        progress(MEASURING)
+        self.finish(self.e, self.arm, trained, out)
 
 
 def default_workers() -> int:
@@ -42,22 +73,38 @@ def run_arms(
     warn: Callable[[str], None],
     workers: int,
 ) -> None:
-    """Train and finish arms, ``workers`` at a time; ``show`` gets an arm's epochs as they pass.
+    """Train and finish arms, ``workers`` at a time; ``show`` gets an arm's epochs as they pass."""
+
+    def shown(progress: Sequence[int]) -> None:
+        for arm, epochs in zip(arms, progress, strict=True):
+            show(arm, epochs)
+
+    run_jobs([ArmJob(e, arm, finish) for arm in arms], out, shown, warn, workers)
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    out: Path,
+    show: Callable[[Sequence[int]], None],
+    warn: Callable[[str], None],
+    workers: int,
+) -> None:
+    """Do jobs, ``workers`` at a time; ``show`` gets every job's epochs (or a code) as they pass.
 
     Raises KeyboardInterrupt when stopped (after every worker has saved a checkpoint) and `WorkerError`
     when a worker fails."""
     context = mp.get_context("spawn")
-    progress = context.Array("i", len(arms))
+    progress = context.Array("i", len(jobs))
     messages: Any = context.Queue()
     tasks: Any = context.Queue()
-    for i in range(len(arms)):
+    for i in range(len(jobs)):
         tasks.put(i)
     halt = context.Event()
-    arguments = (e, arms, out, finish, progress, messages, tasks, halt)
+    arguments = (jobs, out, progress, messages, tasks, halt)
     with Stop() as stop:
         processes = [
             context.Process(target=_work, args=arguments, daemon=True)
-            for _ in range(min(workers, len(arms)))
+            for _ in range(min(workers, len(jobs)))
         ]
         for process in processes:
             process.start()
@@ -67,14 +114,12 @@ def run_arms(
             if stop.asked:  # a signal may have reached this process alone
                 halt.set()
             _drain(messages, warn, failures)
-            for arm, epochs in zip(arms, progress[:], strict=True):
-                show(arm, epochs)
+            show(progress[:])
         _drain(messages, warn, failures)
-        for arm, epochs in zip(arms, progress[:], strict=True):
-            show(arm, epochs)
+        show(progress[:])
     if failures:
         raise WorkerError(
-            f"{len(failures)} of {len(arms)} methods failed; the others are finished."
+            f"{len(failures)} of {len(jobs)} methods failed; the others are finished."
         )
     if stop.asked:
         raise KeyboardInterrupt
@@ -98,16 +143,9 @@ def _drain(messages: Any, warn: Callable[[str], None], failures: list[str]) -> N
 
 
 def _work(
-    e: Experiment,
-    arms: list[Arm],
-    out: Path,
-    finish: Finish,
-    progress: Any,
-    messages: Any,
-    tasks: Any,
-    halt: Any,
+    jobs: Sequence[Job], out: Path, progress: Any, messages: Any, tasks: Any, halt: Any
 ) -> None:
-    """Take arms from the queue until there are none, or until the parent says stop or is gone."""
+    """Take jobs from the queue until there are none, or until the parent says stop or is gone."""
     torch.set_num_threads(1)
     parent = mp.parent_process()
 
@@ -125,19 +163,10 @@ def _work(
                 progress[i] = epochs
 
             try:
-                arm = arms[i]
-                trained = train(
-                    e,
-                    arm,
-                    out / f"{arm.slug}.ckpt",
-                    passed,
-                    lambda text: messages.put(("warning", text)),
-                    stop,
-                )
-                progress[i] = MEASURING
-                finish(e, arm, trained, out)
+                jobs[i].work(out, passed, lambda text: messages.put(("warning", text)), stop)
                 progress[i] = DONE
             except KeyboardInterrupt:
                 return
             except Exception:
-                messages.put(("failure", f"arm {arms[i].name!r} failed:\n{traceback.format_exc()}"))
+                text = f"arm {jobs[i].name!r} failed:\n{traceback.format_exc()}"
+                messages.put(("failure", text))

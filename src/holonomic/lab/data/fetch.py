@@ -3,15 +3,20 @@
 Every file is checked by its sha256 before it is used, wherever it comes from."""
 
 import hashlib
+import http.client
 import os
+import shutil
+import tarfile
 import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from holonomic.errors import HolonomicError
+from holonomic.lab.files import writing
 
 Progress = Callable[[str, int, int], None]
 
@@ -41,9 +46,13 @@ def cache_folder() -> Path:
 
 
 def find(
-    files: list[Remote], system: tuple[str, ...] = (), progress: Progress | None = None
+    files: list[Remote],
+    system: tuple[str, ...] = (),
+    progress: Progress | None = None,
+    archive: str | None = None,
 ) -> list[Path]:
-    """The paths of the files of a data set, fetched into the cache if they are nowhere else.
+    """The paths of the files of a data set, fetched into the cache if they are nowhere else: one by
+    one, or all out of the tar file at the address ``archive``.
 
     Raises `DataError` if a file is found with another sum (it is not used), or cannot be had."""
     given = os.environ.get("HOLONOMIC_DATA")
@@ -54,12 +63,18 @@ def find(
         places += [Path(folder) / remote.name for folder in system]
         known = next((p for p in places if p.is_file()), None)
         if known is not None:
-            _require_sum(known, remote)
-        paths.append(known or _download(remote, files, progress))
+            require_sum(known, remote)
+        elif archive is None:
+            known = _download(remote, files, progress)
+        else:
+            _download_archive(archive, files, progress)
+            known = cache_folder() / remote.relative
+        paths.append(known)
     return paths
 
 
-def _require_sum(path: Path, remote: Remote) -> None:
+def require_sum(path: Path, remote: Remote) -> None:
+    """Raise `DataError` with both sums unless a file holds what it should."""
     digest = hashlib.sha256()
     with path.open("rb") as f:
         while block := f.read(1 << 20):
@@ -72,32 +87,63 @@ def _require_sum(path: Path, remote: Remote) -> None:
         )
 
 
+def unpack(archive: Path, files: list[Remote], folder: Path) -> None:
+    """Take the files of a data set out of a tar file, each checked before it is in place.
+
+    Members are looked up by their last name, and only what is wanted is read, to places of our own
+    choosing: no path, link or device in the archive can reach anything else."""
+    wanted = {remote.name: remote for remote in files}
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                remote = wanted.get(Path(member.name).name)
+                source = tar.extractfile(member) if remote and member.isfile() else None
+                if remote is None or source is None:
+                    continue
+                with writing(folder / remote.relative) as (part, out):
+                    shutil.copyfileobj(source, out)
+                    out.flush()
+                    require_sum(part, remote)
+                del wanted[remote.name]
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise DataError(f"{archive} cannot be unpacked ({error}); nothing of it is used.") from None
+    if wanted:
+        raise DataError(f"{archive} does not hold {', '.join(sorted(wanted))}.")
+
+
 def _download(remote: Remote, files: list[Remote], progress: Progress | None) -> Path:
     """Fetch beside the place, check, then rename: a reader never sees half a file."""
     target = cache_folder() / remote.relative
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{remote.name}.")
-    part = Path(name)
+    with writing(target) as (part, out):
+        _copy(remote.url, remote.name, out, files, progress)
+        out.flush()
+        require_sum(part, remote)
+    return target
+
+
+def _download_archive(url: str, files: list[Remote], progress: Progress | None) -> None:
+    with tempfile.TemporaryDirectory(prefix="holonomic-") as folder:
+        part = Path(folder) / url.rpartition("/")[2]
+        with part.open("wb") as out:
+            _copy(url, part.name, out, files, progress)
+        unpack(part, files, cache_folder())
+
+
+def _copy(
+    url: str, name: str, out: BinaryIO, files: list[Remote], progress: Progress | None
+) -> None:
     try:
-        with (
-            os.fdopen(handle, "wb") as out,
-            urllib.request.urlopen(remote.url, timeout=30) as source,
-        ):
+        with urllib.request.urlopen(url, timeout=30) as source:
             total, done = int(source.headers.get("Content-Length") or 0), 0
             while block := source.read(1 << 18):
                 out.write(block)
                 done += len(block)
                 if progress is not None:
-                    progress(remote.name, done, total)
-        _require_sum(part, remote)
-        os.replace(part, target)
-    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+                    progress(name, done, total)
+    except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
         wanted = "\n".join(f"  {cache_folder() / f.relative}   from {f.url}" for f in files)
         raise DataError(
-            f"{remote.name} cannot be fetched ({error}). Without a network, put these files in "
+            f"{name} cannot be fetched ({error}). Without a network, put these files in "
             f"place, or point HOLONOMIC_DATA to a folder that has them under "
-            f"{remote.folder}/:\n{wanted}"
+            f"{files[0].folder}/:\n{wanted}"
         ) from None
-    finally:
-        part.unlink(missing_ok=True)
-    return target

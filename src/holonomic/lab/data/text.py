@@ -70,3 +70,11 @@ def batches(stream: Tensor, size: int, length: int) -> list[tuple[Tensor, Tensor
         (columns[:, i : min(i + length, last)], columns[:, i + 1 : min(i + length, last) + 1])
         for i in range(0, last, length)
     ]
+
+
+def windows(stream: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """A stream cut into pieces of ``length`` words, (pieces, length), and the words that follow each
+    word. Every word but those of a last, shorter piece is a target once."""
+    pieces = (len(stream) - 1) // length
+    words = pieces * length
+    return stream[:words].reshape(-1, length), stream[1 : words + 1].reshape(-1, length)

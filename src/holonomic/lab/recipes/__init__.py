@@ -1,5 +1,5 @@
 """The experiments. To add one, write a function with @recipe in a file that is imported here."""
 
-from holonomic.lab.recipes import partitioned, spirals
+from holonomic.lab.recipes import fashion, partitioned, spirals, text, vision
 
-__all__ = ["partitioned", "spirals"]
+__all__ = ["fashion", "partitioned", "spirals", "text", "vision"]
