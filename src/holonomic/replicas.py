@@ -50,7 +50,8 @@ class Replicas:
         seed: seed of all replicas; replica i's seeds derive from (seed, first + i).
         first: number of the first replica, to make replicas first ... first + n - 1 of a larger set.
         device: where the replicas live; they are made where ``module_factory`` makes them.
-        compile: run the gradient through `torch.compile` (needs a C++ compiler).
+        compile: run the gradient through `torch.compile`, which takes seconds to begin with. Where it
+            cannot work (it needs a C++ compiler) there is a warning, and no harm.
     """
 
     def __init__(
@@ -187,7 +188,16 @@ class Replicas:
 
         stacked = vmap(grad_and_value(objective))
         if self._compile:
-            return torch.compile(stacked)
+            compiled = torch.compile(stacked, dynamic=False)
+            try:
+                compiled(p, self._buffers, x, y)  # compiles
+                return compiled
+            except Exception as error:  # of whatever the compiler's many parts are missing
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                warnings.warn(
+                    f"compile=True has no effect: {reason}. The gradients are the same, slower.",
+                    stacklevel=3,
+                )
         return _simplified(make_fx(stacked, tracing_mode="fake")(p, self._buffers, x, y))
 
     def _check_batch(self, name: str, t: Tensor) -> None:

@@ -25,6 +25,9 @@ from holonomic.replicas import Penalty, Replicas
 #: Seconds between two checkpoints of a running arm.
 CHECKPOINT_EVERY = 30.0
 
+#: Steps of a run from which compiling its gradient pays.
+WORTH_COMPILING = 50_000
+
 Progress = Callable[[int], None]
 
 
@@ -104,7 +107,8 @@ def build(e: Experiment, arm: Arm) -> tuple[Replicas, Optimizer]:
                 nn.init.normal_(p, std=arm.gaussian)
         return net
 
-    replicas = Replicas(make, e.runs + e.draws, e.seed, device=e.device)
+    compile_ = e.native and e.epochs * e.data.steps >= WORTH_COMPILING
+    replicas = Replicas(make, e.runs + e.draws, e.seed, device=e.device, compile=compile_)
     if e.starts:
         start = [i % e.starts for i in range(replicas.n)]
         replicas.load_state_dict({k: t[start] for k, t in replicas.state_dict().items()})

@@ -147,6 +147,7 @@ def _work(
 ) -> None:
     """Take jobs from the queue until there are none, or until the parent says stop or is gone."""
     torch.set_num_threads(1)
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # there is a process a core already
     parent = mp.parent_process()
 
     def told() -> bool:
