@@ -18,7 +18,7 @@ from holonomic.lab.measures import BINARY, EDGES, MULTICLASS, evaluate, histogra
 from holonomic.lab.models import mlp
 from holonomic.lab.plots import draw
 from holonomic.lab.problem import Spiral, Stored
-from holonomic.lab.runner import _finish, _write_summary, adjusted, load_arms
+from holonomic.lab.runner import _finish, adjusted, load_arms, write_summary
 from holonomic.lab.statistics import DERIVED
 from holonomic.lab.train import Stop, build, draws, optimizer_of, train
 
@@ -328,7 +328,7 @@ def test_every_recipe_runs(name, tmp_path):
     e = adjusted(e, runs=2, epochs=2, draws=0 if e.data.shared else 1)
     for arm in arms:
         _finish(e, arm, trained(e, arm, tmp_path / f"{arm.slug}.ckpt"), tmp_path)
-    summary = _write_summary(e, tmp_path, partial=False, seconds=0.0)
+    summary = write_summary(e, tmp_path, partial=False, seconds=0.0)
     assert list(summary["arms"]) == [arm.name for arm in arms]
     for found in summary["arms"].values():
         assert set(e.metrics) <= found.keys()
