@@ -109,10 +109,12 @@ def sphere_step(bench: Bench) -> None:
             "geoopt Sphere": _geoopt_sphere(),
             "slack": ours(_matrices, constraint=hm.Sphere(1.0)),
             "no slack": ours(_matrices, constraint=hm.Sphere(1.0, slack=False)),
+            "fused": ours(_matrices, constraint=hm.Sphere(1.0), fused=True),
         },
         [
             Pair("s-CoLA-ud step, ‖w‖ ≤ r", "slack", "SGD-m foreach", Goal(3.0)),
             Pair("s-CoLA-ud step, ‖w‖ = r", "no slack", "SGD-m foreach", Goal(3.0)),
+            Pair("s-CoLA-ud step, ‖w‖ ≤ r, fused", "fused", "SGD-m foreach", Goal(3.0)),
             Pair("s-CoLA-ud step, ‖w‖ = r", "no slack", "geoopt Sphere"),
         ],
     )

@@ -128,10 +128,12 @@ def single(bench: Bench, shape: tuple[int, int]) -> None:
         {
             GRAM: gram(shape),
             "eager": ours(make, constraint=hm.Orthogonal()),
+            "fused": ours(make, constraint=hm.Orthogonal(), fused=True),
             **peers,
         },
         [
-            Pair(f"o-CoLA-ud step, {size}", "eager", GRAM, Goal(6.5, 5.0)),
+            Pair(f"o-CoLA-ud step, {size}, eager", "eager", GRAM, Goal(6.5, 5.0)),
+            Pair(f"o-CoLA-ud step, {size}, fused", "fused", GRAM, Goal(6.5, 5.0)),
             *(Pair(f"(peer) {name}, {size}", name, GRAM) for name in peers),
         ],
         bench.slow() if bench.quick else None,
@@ -142,18 +144,20 @@ def many(bench: Bench) -> None:
     """Fifty matrices of 64 x 64."""
     shape, count = (64, 64), 50
     make = matrices(shape, count)
-    what = f"o-CoLA-ud step, {count} matrices of 64 × 64"
+    what, geoopt = f"o-CoLA-ud step, {count} matrices of 64 × 64", "geoopt, a parameter a matrix"
     bench.compare(
         {
-            "geoopt, a parameter a matrix": geoopt_loop(shape, count),
+            geoopt: geoopt_loop(shape, count),
             "geoopt, stacked": geoopt_step(shape, "euclidean", count),
             "SGD-m foreach": sgd(make),
             "eager": ours(make, constraint=hm.Orthogonal()),
+            "fused": ours(make, constraint=hm.Orthogonal(), fused=True),
         },
         [
-            Pair(what, "eager", "geoopt, a parameter a matrix", Goal(5.0, 10.0, faster=True)),
-            Pair(what, "eager", "geoopt, stacked", Goal(faster=True)),
-            Pair(what, "eager", "SGD-m foreach"),
+            Pair(f"{what}, eager", "eager", geoopt, Goal(5.0, 10.0, faster=True)),
+            Pair(f"{what}, fused", "fused", geoopt, Goal(5.0, 10.0, faster=True)),
+            Pair(f"{what}, fused", "fused", "geoopt, stacked", Goal(faster=True)),
+            Pair(f"{what}, fused", "fused", "SGD-m foreach"),
         ],
     )
 

@@ -65,6 +65,7 @@ class Flow:
                     torch._foreach_mul_(momenta, rescale)
         if fused and self._fused(x, g, word):
             return
+        x.lazy = fused and self.thermostat is None
         if self.constraint.separable and self.thermostat is None:
             for piece, grads, noises in self._pieces(x, g, word, foreach):
                 forces = self._forces(piece, grads)

@@ -58,10 +58,11 @@ class Langevin(Optimizer):
         generator: a generator to use instead of a seeded one, or `Replicas.noise()`.
         foreach: handle all tensors of a group in one call (default). False goes tensor by tensor:
             the same numbers, less memory.
-        fused: take the step of unconstrained and circle-constrained weights in one pass over memory,
-            by kernels that are compiled on first use: the same numbers to rounding. Other groups, and
-            tensors that are not contiguous float32 on a CPU, go the ordinary way; so does everything,
-            with a warning, where there is no C++ compiler.
+        fused: take the step of weights that are unconstrained, on circles or on spheres in one pass over
+            memory, by kernels that are compiled on first use: the same numbers to rounding. Tensors
+            that are not contiguous float32 on a CPU go the ordinary way; so does everything, with a
+            warning, where there is no C++ compiler. Orthogonal weights save two matrix products: the
+            momenta in ``state`` keep a normal part that the next kick takes off.
         nonfinite: what to do when a gradient holds NaN or Inf: "raise", "skip" the step (counted in
             `report()`), or "allow" it without looking (if something else has looked already).
         capturable, differentiable: not supported; anything but the default raises.
@@ -274,6 +275,9 @@ class Langevin(Optimizer):
         if held:
             x = gather(held, settings.names_of(group, i, held), constraint, scheme, self.state)
             x = x.map(wide)
+            if group["fused"] and constraint.drift_settles and not scheme.overdamped:
+                x = x.map(torch.clone)
+                constraint.settle_(x)  # what the next step would do first
             residual = max(residual, constraint.residual(x))
             if not scheme.overdamped:
                 cotangency = constraint.cotangency(x)

@@ -17,7 +17,8 @@ class Phase:
     ``q`` the weights and ``v`` their momenta in torch units (q <- q - lr v); ``xi`` the slack
     variables of an inequality and ``eta`` their momenta; ``R`` and ``S`` the last noise of weights
     and slack, which LM averages with the next. A constraint that links the tensors of a group has one
-    slack vector for all of them: ``xi``, ``eta`` and ``S`` then have a single entry.
+    slack vector for all of them: ``xi``, ``eta`` and ``S`` then have a single entry. A ``lazy`` phase
+    may leave a normal part in ``v`` after a drift, if the next kick is going to take it off.
     """
 
     q: list[Tensor]
@@ -28,6 +29,7 @@ class Phase:
     S: list[Tensor] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     fallbacks: int = 0
+    lazy: bool = False
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Phase":
         """The phase with every tensor changed."""

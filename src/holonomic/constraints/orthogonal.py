@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import ClassVar
 
 import torch
@@ -75,40 +74,38 @@ class Orthogonal(Constraint):
     def constraints(self, q: Sequence[Tensor]) -> int:
         count = 0
         for t in q:
-            *batch, _, s = self._tall(t).shape
+            *batch, rows, columns = self._matrix(t).shape
+            s = min(rows, columns)
             count += torch.Size(batch).numel() * s * (s + 1) // 2
         return count
 
     # ------------------------------------------------------------------ matrices
-    def _tall(self, t: Tensor) -> Tensor:
-        """The weight as (batches of) tall matrices: a view where the memory allows one."""
-        matrix = t.flatten(self.batch_dims + 1)
-        return matrix.mT if matrix.shape[-2] < matrix.shape[-1] else matrix
-
-    def _put(self, t: Tensor, tall: Tensor) -> None:
-        """Write a tall matrix back into the weight it came from."""
-        rows, *inputs = t.shape[self.batch_dims :]
-        t.copy_((tall.mT if rows < prod(inputs) else tall).reshape(t.shape))
+    def _matrix(self, t: Tensor) -> Tensor:
+        """The weight as (batches of) matrices: a view where the memory allows one."""
+        return t.flatten(self.batch_dims + 1)
 
     def _stacks(self, tensors: Sequence[Tensor]) -> Iterator[list[int]]:
         """Indices of the tensors that share a matrix shape, a device and a dtype."""
         shapes: dict[object, list[int]] = {}
         for i, t in enumerate(tensors):
-            shapes.setdefault((self._tall(t).shape, t.device, t.dtype), []).append(i)
+            shapes.setdefault((self._matrix(t).shape, t.device, t.dtype), []).append(i)
         yield from shapes.values()
 
     def _stack(self, tensors: Sequence[Tensor], index: list[int]) -> Tensor:
+        """Matrices of one shape as a batch; a single one as it is."""
         if len(index) == 1:
-            return self._tall(tensors[index[0]]).unsqueeze(0)
-        return torch.stack([self._tall(tensors[i]) for i in index])
+            return self._matrix(tensors[index[0]])
+        return torch.stack([self._matrix(tensors[i]) for i in index])
 
     def _unstack(self, tensors: Sequence[Tensor], index: list[int], stacked: Tensor) -> None:
-        for k, i in enumerate(index):
-            self._put(tensors[i], stacked[k])
+        parts = [stacked] if len(index) == 1 else stacked.unbind()
+        targets = [tensors[i] for i in index]
+        if parts[0].data_ptr() == targets[0].data_ptr():
+            return  # worked on in place
+        torch._foreach_copy_(targets, [m.view_as(t) for m, t in zip(parts, targets, strict=True)])
 
     def _misfit(self, t: Tensor) -> float:
-        Q = self._tall(wide(t))
-        return largest([_gram_error(Q)])
+        return largest([_gram_error(self._matrix(wide(t)))])
 
     # ------------------------------------------------------------------ placing
     def place_(
@@ -116,40 +113,43 @@ class Orthogonal(Constraint):
     ) -> None:
         for t in q:
             if self.init == "orthogonal" and generator is not None:
-                tall = self._tall(torch.empty_like(wide(t)))
-                fresh = torch.empty_like(tall).reshape(-1, *tall.shape[-2:])
-                for matrix in fresh:
+                fresh = torch.empty_like(self._matrix(wide(t)))
+                for matrix in fresh.view(-1, *fresh.shape[-2:]):
                     torch.nn.init.orthogonal_(matrix, generator=generator)
-                self._put(t, fresh.reshape(tall.shape))
+                t.copy_(fresh.view_as(t))
             elif self.init != "error" and self._misfit(t) > tolerance(t.dtype):
-                self._put(t, _polar(self._tall(t.double())))
+                t.copy_(_polar(self._matrix(t.double())).view_as(t))
 
     # ------------------------------------------------------------------ moving
     def settle_(self, x: Phase) -> None:
         for index in self._stacks(x.q):
             Q, V = self._stack(x.q, index), self._stack(x.v, index)
-            self._unstack(x.v, index, _tangent(Q, V))
+            self._unstack(x.v, index, _tangent_(Q, V))
 
     def drift_(self, x: Phase, h: float) -> None:
         for index in self._stacks(x.q):
             Q, W = self._stack(x.q, index), self._stack(x.v, index)
-            K = Q.mT @ W
-            S = (K + K.mT) / 2  # the normal part of W is Q S, and P(Q) W = W - Q S
-            B = Q - h * W
-            C = torch.mul(K, -h)
-            C.diagonal(dim1=-2, dim2=-1).add_(1)
-            M, failed = self._multiplier(_gram_error(B), C, -h * S)
-            normal = Q @ M
-            # V = W + Q M / h, not (Q - new) / h: M is symmetric, so what it carries of rounding errors
-            # divided by h is normal and the projection takes it off.
-            new, V = B - normal, W + normal / h
+            C = _inner(Q, W)
+            M = torch.add(C, C.mT).mul_(-h / 2)  # -h S, where Q S is the normal part of W
+            C.mul_(-h).diagonal(dim1=-2, dim2=-1).add_(1)
+            B = torch.sub(Q, W, alpha=h)
+            failed = self._solve(_gram_error(B), C, M)
+            normal = _times(Q, M)
             if bool(failed.any()):
-                tangent = W - Q @ S
-                new = torch.where(failed, self._fallback(Q - h * tangent, Q, failed), new)
-                V = torch.where(failed, tangent, V)
+                tangent = _tangent_(Q, W.clone())
+                rescued = self._fallback(Q - h * tangent, Q, failed)
+                Q.copy_(torch.where(failed, rescued, B.sub_(normal)))
+                W.copy_(torch.where(failed, tangent, W.add(normal, alpha=1 / h)))
                 x.fallbacks += int(failed.sum())
-            self._unstack(x.q, index, new)
-            self._unstack(x.v, index, _tangent(new, V))
+            else:
+                # V = W + Q M / h, not (Q - new) / h: M is symmetric, so what it carries of rounding
+                # errors divided by h is normal and the projection takes it off.
+                torch.sub(B, normal, out=Q)
+                W.add_(normal, alpha=1 / h)
+            if not x.lazy:
+                _tangent_(Q, W)
+            self._unstack(x.q, index, Q)
+            self._unstack(x.v, index, W)
 
     def origin(self, x: Phase) -> list[Tensor]:
         return list(torch._foreach_clone(x.q))
@@ -158,27 +158,32 @@ class Orthogonal(Constraint):
         for index in self._stacks(x.q):
             B, Q = self._stack(x.q, index), self._stack(origin, index)
             G = _gram_error(B)
-            M, failed = self._multiplier(G, Q.mT @ B, torch.zeros_like(G))
-            new = B - Q @ M
+            M = torch.zeros_like(G)
+            failed = self._solve(G, _inner(Q, B), M)
+            new = B - _times(Q, M)
             if bool(failed.any()):
                 new = torch.where(failed, self._fallback(B, Q, failed), new)
                 x.fallbacks += int(failed.sum())
             self._unstack(x.q, index, new)
 
-    def _multiplier(self, G: Tensor, C: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
-        """The symmetric M that puts B - Q M on the manifold, from G = B^T B - I, C = Q^T B and a first
-        guess; and where the iteration failed to find it."""
+    def _solve(self, G: Tensor, C: Tensor, M: Tensor) -> Tensor:
+        """Improve the guess M, in place, to the symmetric matrix that puts B - Q M on the manifold, from
+        G = B^T B - I and C = Q^T B (which is overwritten); and say where the iteration failed."""
         enough = 16 * torch.finfo(G.dtype).eps  # and one update more, which is far below rounding
         failed = torch.ones_like(G[..., :1, :1], dtype=torch.bool)
+        D = C.sub_(M, alpha=0.5)
+        T, F = torch.empty_like(G), torch.empty_like(G)
         for _ in range(self.max_iterations):
-            T = torch.sub(C, M, alpha=0.5).mT @ M
-            F = torch.sub(G, T).sub_(T.mT)
-            size = F.abs().amax((-2, -1), keepdim=True)
-            M.addcmul_(F, failed / 2)  # a matrix that has converged no longer changes
+            torch.matmul(D.mT, M, out=T)
+            torch.sub(G, T, out=F).sub_(T.mT)
+            going = failed.to(F.dtype)  # a matrix that has converged no longer changes
+            M.addcmul_(F, going, value=0.5)
+            D.addcmul_(F, going, value=-0.25)
+            size = F.abs_().amax((-2, -1), keepdim=True)
             failed &= ~(size <= enough)
             if not bool((failed & (size < 1e3)).any()):
                 break
-        return M, failed
+        return failed
 
     @staticmethod
     def _fallback(B: Tensor, Q: Tensor, failed: Tensor) -> Tensor:
@@ -192,24 +197,37 @@ class Orthogonal(Constraint):
 
     # ------------------------------------------------------------------ measuring
     def residual(self, x: Phase) -> float:
-        return largest([_gram_error(self._tall(q)) for q in x.q])
+        return largest([_gram_error(self._matrix(q)) for q in x.q])
 
     def cotangency(self, x: Phase) -> float:
-        products = [self._tall(q).mT @ self._tall(v) for q, v in zip(x.q, x.v, strict=True)]
+        pairs = zip(x.q, x.v, strict=True)
+        products = [_inner(self._matrix(q), self._matrix(v)) for q, v in pairs]
         return largest([p + p.mT for p in products])
+
+
+# A wide matrix is the transpose of the Q above. It stays as it is in memory, and products are written
+# the other way round: adding two matrices that lie differently costs as much as multiplying them.
+def _inner(X: Tensor, Y: Tensor) -> Tensor:
+    """X^T Y of the tall orientation, a small square matrix."""
+    return X.mT @ Y if X.shape[-2] >= X.shape[-1] else X @ Y.mT
+
+
+def _times(X: Tensor, M: Tensor) -> Tensor:
+    """X M of the tall orientation, for a symmetric M."""
+    return X @ M if X.shape[-2] >= X.shape[-1] else M @ X
 
 
 def _gram_error(Q: Tensor) -> Tensor:
     """Q^T Q - I."""
-    G = Q.mT @ Q
+    G = _inner(Q, Q)
     G.diagonal(dim1=-2, dim2=-1).sub_(1)
     return G
 
 
-def _tangent(Q: Tensor, V: Tensor) -> Tensor:
-    """P(Q) V = V - Q sym(Q^T V) (4.15)."""
-    S = Q.mT @ V
-    return V - Q @ ((S + S.mT) / 2)
+def _tangent_(Q: Tensor, V: Tensor) -> Tensor:
+    """P(Q) V = V - Q sym(Q^T V) (4.15), in place."""
+    S = _inner(Q, V)
+    return V.sub_(_times(Q, torch.add(S, S.mT).mul_(0.5)))
 
 
 def _polar(B: Tensor) -> Tensor:

@@ -14,10 +14,9 @@ import tempfile
 from pathlib import Path
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
-_FLAGS = (
-    *("-std=c++17", "-O3", "-march=native"),
-    *("-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"),
-)
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
+#: With threads (the OpenMP library is the one torch has loaded), or else without.
+_THREADS = (("-fopenmp",), ("-fopenmp-simd",), ())
 _COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -84,13 +83,21 @@ def _compile(compiler: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(suffix=".so", dir=path.parent)
     os.close(handle)
-    command = [compiler, *_FLAGS, "-shared", "-fPIC", str(_SOURCE), "-o", temporary]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        if done.returncode:
-            first = (done.stderr.strip() or "no message").splitlines()[0]
-            raise Unavailable(f"{compiler} could not compile the kernels: {first}")
-        os.replace(temporary, path)
+        for threads in _THREADS:
+            command = [compiler, *_FLAGS, *threads, "-shared", "-fPIC", str(_SOURCE)]
+            done = subprocess.run(
+                [*command, "-o", temporary],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            if not done.returncode:
+                os.replace(temporary, path)
+                return
+        first = (done.stderr.strip() or "no message").splitlines()[0]
+        raise Unavailable(f"{compiler} could not compile the kernels: {first}")
     except subprocess.TimeoutExpired:
         raise Unavailable(f"{compiler} took more than two minutes for the kernels") from None
     finally:
@@ -132,11 +139,11 @@ class Stream(ctypes.Structure):
 
 def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
     """Say what the functions take, so that a wrong call raises instead of crashing."""
-    pointer, i64 = ctypes.c_void_p, ctypes.c_int64
+    pointer, i64, i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
     for name, arguments in {
-        "holonomic_step": [pointer, i64, i64, *[pointer] * 6],
-        "holonomic_sphere_step": [pointer, i64, i64, *[pointer] * 7],
-        "holonomic_normal": [i64, i64, pointer, ctypes.c_uint64, pointer],
+        "holonomic_step": [pointer, i64, i64, *[pointer] * 6, i32],
+        "holonomic_sphere_step": [pointer, i64, i64, *[pointer] * 6, i32],
+        "holonomic_normal": [i64, i64, pointer, ctypes.c_uint64, pointer, i32],
     }.items():
         function = getattr(kernels, name)
         function.argtypes, function.restype = arguments, None

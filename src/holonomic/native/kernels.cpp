@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #ifdef __SSE2__
 #include <xmmintrin.h>
@@ -327,14 +328,18 @@ const float* force_of(const Word& w, const float* g, const float* q, int64_t n, 
 extern "C" {
 
 // Apply a word to rows of n weights each, on circles (if they have slack xi) or in flat space. The noise
-// is stored, or drawn from a stream, or there is none.
+// is stored, or drawn from a stream, or there is none. No number depends on how many threads there are.
 void holonomic_step(const Word* word, int64_t rows, int64_t n, float* q, float* v, float* xi,
-                    const float* g, const Stored* stored, const Stream* stream) {
-    const FlushTiny flush;
+                    const float* g, const Stored* stored, const Stream* stream, int32_t threads) {
     const Word& w = *word;
-    alignas(64) float force[BLOCK], R[2 * BLOCK], S[2 * BLOCK];
-    for (int64_t row = 0; row < rows; ++row) {
-        for (int64_t start = 0; start < n; start += BLOCK) {
+    const int64_t blocks = (n + BLOCK - 1) / BLOCK;
+#pragma omp parallel num_threads(threads)
+    {
+        const FlushTiny flush;
+        alignas(64) float force[BLOCK], R[2 * BLOCK], S[2 * BLOCK];
+#pragma omp for schedule(static)
+        for (int64_t block = 0; block < rows * blocks; ++block) {
+            const int64_t row = block / blocks, start = block % blocks * BLOCK;
             const int64_t size = std::min(BLOCK, n - start), at = row * n + start;
             const float* f = force_of(w, g + at, q + at, size, force);
             for (int32_t k = 0; k < w.count; ++k) {
@@ -352,41 +357,46 @@ void holonomic_step(const Word* word, int64_t rows, int64_t n, float* q, float* 
     }
 }
 
-// The same for rows on spheres; xi, eta (null: no slack) and S have an entry a row. `force` is room for a
-// row.
+// The same for rows on spheres; xi, eta (null: no slack) and S have an entry a row.
 void holonomic_sphere_step(const Word* word, int64_t rows, int64_t n, float* q, float* v, float* xi,
-                           float* eta, const float* g, const Stored* stored, float* force) {
-    const FlushTiny flush;
+                           float* eta, const float* g, const Stored* stored, int32_t threads) {
     const Word& w = *word;
-    for (int64_t row = 0; row < rows; ++row) {
-        const int64_t at = row * n;
-        const float* f = force_of(w, g + at, q + at, n, force);
-        for (int32_t k = 0; k < w.count; ++k) {
-            const Row here{q + at,
-                           v ? v + at : nullptr,
-                           xi ? xi + row : nullptr,
-                           eta ? eta + row : nullptr,
-                           f,
-                           stored && stored->R[k] ? stored->R[k] + at : nullptr,
-                           stored && stored->S[k] ? stored->S[k] + row : nullptr,
-                           n};
-            letter(w.letters[k], here, w.x[k], w.y[k], w.radius);
+#pragma omp parallel num_threads(threads)
+    {
+        const FlushTiny flush;
+        std::vector<float> force(static_cast<size_t>(n));
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < rows; ++row) {
+            const int64_t at = row * n;
+            const float* f = force_of(w, g + at, q + at, n, force.data());
+            for (int32_t k = 0; k < w.count; ++k) {
+                const Row here{q + at,
+                               v ? v + at : nullptr,
+                               xi ? xi + row : nullptr,
+                               eta ? eta + row : nullptr,
+                               f,
+                               stored && stored->R[k] ? stored->R[k] + at : nullptr,
+                               stored && stored->S[k] ? stored->S[k] + row : nullptr,
+                               n};
+                letter(w.letters[k], here, w.x[k], w.y[k], w.radius);
+            }
         }
     }
 }
 
 // Standard normal numbers for `rows` streams: row i gets the numbers first, first + 1, ... of stream
 // keys[i], by Box-Muller on Threefry. A number depends on its key and its place alone; first is even.
-void holonomic_normal(int64_t rows, int64_t n, float* out, uint64_t first, const uint64_t* keys) {
-    alignas(64) float pairs[2 * BLOCK];
-    for (int64_t row = 0; row < rows; ++row) {
-        const uint32_t k0 = static_cast<uint32_t>(keys[row]);
-        const uint32_t k1 = static_cast<uint32_t>(keys[row] >> 32);
-        for (int64_t start = 0; start < n; start += 2 * BLOCK) {
-            const int64_t size = std::min(2 * BLOCK, n - start);
-            fill_pairs((size + 1) / 2, pairs, (first + static_cast<uint64_t>(start)) / 2, k0, k1);
-            std::memcpy(out + row * n + start, pairs, static_cast<size_t>(size) * sizeof(float));
-        }
+void holonomic_normal(int64_t rows, int64_t n, float* out, uint64_t first, const uint64_t* keys,
+                      int32_t threads) {
+    const int64_t blocks = (n + 2 * BLOCK - 1) / (2 * BLOCK);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t block = 0; block < rows * blocks; ++block) {
+        alignas(64) float pairs[2 * BLOCK];
+        const int64_t row = block / blocks, start = block % blocks * 2 * BLOCK;
+        const int64_t size = std::min(2 * BLOCK, n - start);
+        fill_pairs((size + 1) / 2, pairs, (first + static_cast<uint64_t>(start)) / 2,
+                   static_cast<uint32_t>(keys[row]), static_cast<uint32_t>(keys[row] >> 32));
+        std::memcpy(out + row * n + start, pairs, static_cast<size_t>(size) * sizeof(float));
     }
 }
 }
