@@ -52,8 +52,8 @@ def main() -> int:
             run(bench)
         minutes[bench.family] = (time.perf_counter() - start) / 60
         console.print(f"{bench.family}: {minutes[bench.family]:.1f} min")
+        report.write(bench, a.out, minutes)  # so far: what comes next may take long
     report.show(bench, console)
-    report.write(bench, a.out, minutes)
     console.print(f"{sum(minutes.values()):.1f} minutes; the page is {a.out / 'README.md'}")
     return 1 if bench.errors else 0
 

@@ -28,7 +28,8 @@ CIRCLES: dict[Any, hm.Constraint] = {"0.weight": hm.Circle(1.0), "2.weight": hm.
 
 
 class Case(NamedTuple):
-    """What is trained: plain SGD, or with noise and circles; and whether by the compiled kernels."""
+    """What is trained: plain SGD, or with noise and circles; and whether by compiled kernels, with a
+    compiled gradient."""
 
     noisy: bool
     native: bool
@@ -38,7 +39,7 @@ class Case(NamedTuple):
         return Goal(10, 30, faster=True) if self.noisy else Goal(20, 60, faster=True)
 
     def __str__(self) -> str:
-        return ("τ > 0, circles" if self.noisy else "τ = 0") + (", fused" if self.native else "")
+        return ("τ > 0, circles" if self.noisy else "τ = 0") + (", compiled" if self.native else "")
 
 
 def cases() -> list[Case]:
@@ -121,7 +122,7 @@ def ordinary() -> Epoch:
 def stacked(n: int, case: Case) -> Epoch:
     """n replicas in one program."""
     x, y = _data()
-    replicas = hm.Replicas(lambda: mlp(2, 500, 1), n)
+    replicas = hm.Replicas(lambda: mlp(2, 500, 1), n, compile=case.native)
     opt = hm.Langevin(
         replicas.groups(CIRCLES if case.noisy else {}),
         lr=0.05,

@@ -34,8 +34,9 @@ CHAINS, THIN = 1000, 8
 PEER_CHAINS = 200  # a step of geoopt takes far longer; more chains would leave it too few steps
 GOAL = Goal(20, 100, faster=True)
 SOUND = 2.0  # standard errors
-#: h^2 and exp(-gamma h) of BAOAB: its bias is of order h^2, here well below the standard error.
-LR, MOMENTUM = 5e-4, 0.97
+#: h^2 and exp(-gamma h) of BAOAB. Its bias on the sphere is about -h^2 / 2, here a third of the standard
+#: error of a whole run (5e-4, with more samples a second, came to z = -2.0).
+LR, MOMENTUM = 2e-4, 0.97
 
 
 def run(bench: Bench) -> None:
@@ -141,7 +142,7 @@ def langevin(law: StiefelLaw) -> Sampler:
         temperature=1.0,
         scheme="BAOAB",
         constraint=constraint,
-        seed=0,
+        seed=1,
         nonfinite="allow",
     )
 
