@@ -4,6 +4,7 @@ import argparse
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +19,8 @@ from benchmarks import (
     scaling,
     training,
 )
-from benchmarks.bench import Bench
+from benchmarks.bench import Bench, Chart
+from benchmarks.rows import Row
 
 FAMILIES: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "elementwise": ("Circles, spheres and noise", elementwise.run),
@@ -44,7 +46,9 @@ def main() -> int:
         parser.error(f"no family {', '.join(unknown)}; choose of {', '.join(FAMILIES)}")
     warnings.filterwarnings("ignore", category=FutureWarning)  # what peers say of their own parts
     console = Console()
-    bench, minutes = Bench(quick=a.quick), {}
+    again = [FAMILIES[key][0] for key in a.families or FAMILIES]
+    rows, charts, minutes = report.earlier(a.out, again)
+    bench = Bench(quick=a.quick)
     for key in a.families or FAMILIES:
         bench.family, run = FAMILIES[key]
         start = time.perf_counter()
@@ -52,10 +56,21 @@ def main() -> int:
             run(bench)
         minutes[bench.family] = (time.perf_counter() - start) / 60
         console.print(f"{bench.family}: {minutes[bench.family]:.1f} min")
-        report.write(bench, a.out, minutes)  # so far: what comes next may take long
+        report.write(_joined(bench, rows, charts), a.out, minutes)  # so far: the next may take long
     report.show(bench, console)
     console.print(f"{sum(minutes.values()):.1f} minutes; the page is {a.out / 'README.md'}")
     return 1 if bench.errors else 0
+
+
+def _joined(bench: Bench, rows: list[Row], charts: list[Chart]) -> Bench:
+    """With what an earlier run measured of other families."""
+    order = [name for name, _ in FAMILIES.values()]
+    new = {chart.name for chart in bench.charts}
+    return replace(
+        bench,
+        rows=sorted([*rows, *bench.rows], key=lambda row: order.index(row.family)),
+        charts=[*(c for c in charts if c.name not in new), *bench.charts],
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """The table in the terminal, and the page with charts."""
 
+import json
 import os
 import platform
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -69,11 +71,23 @@ def write(bench: Bench, out: Path, minutes: dict[str, float]) -> None:
         "machine": machine(),
         "minutes": minutes,
         "rows": [r.record() for r in bench.rows],
-        "charts": [_chart_record(c) for c in bench.charts],
+        "charts": [asdict(c) for c in bench.charts],
         "errors": bench.errors,
     }
     write_json(out / "bench.json", record)
     write_text(out / "README.md", page(bench, pictures, minutes))
+
+
+def earlier(out: Path, again: Sequence[str]) -> tuple[list[Row], list[Chart], dict[str, float]]:
+    """What an earlier run left in a folder, less the families that are measured again."""
+    path = out / "bench.json"
+    if not path.exists():
+        return [], [], {}
+    record = json.loads(path.read_text())
+    rows = [Row.of(r) for r in record["rows"] if r["family"] not in again]
+    charts = [Chart(**{**c, "lines": [Line(**x) for x in c["lines"]]}) for c in record["charts"]]
+    minutes = {k: v for k, v in record["minutes"].items() if k not in again}
+    return rows, charts, minutes
 
 
 def machine() -> dict[str, Any]:
@@ -197,17 +211,6 @@ def _save(figure: Figure, path: Path) -> str:
     figure.savefig(path)
     plt.close(figure)
     return path.name
-
-
-def _chart_record(chart: Chart) -> dict[str, Any]:
-    return {
-        "name": chart.name,
-        "title": chart.title,
-        "lines": [
-            {"name": x.name, "sizes": x.sizes, "seconds": x.seconds, "bytes": x.bytes}
-            for x in chart.lines
-        ],
-    }
 
 
 def _processor() -> str:

@@ -1,5 +1,6 @@
 """A row of the table: two costs measured in the same run, their ratio, and what was hoped for."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -53,6 +54,14 @@ class Row:
     def record(self) -> dict[str, Any]:
         """For JSON."""
         return {**asdict(self), "verdict": self.verdict}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Row":
+        """From JSON."""
+        values = {k: v for k, v in record.items() if k != "verdict"}
+        for key in ("ours", "theirs", "ratio"):
+            values[key] = values[key] and Spread(**values[key])
+        return cls(**{**values, "goal": Goal(**values["goal"])})
 
     def cells(self) -> list[str]:
         """For tables: see `COLUMNS`."""

@@ -1,5 +1,7 @@
 """The arithmetic of the benchmarks, with a clock that is made up: no test here depends on real time."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -186,3 +188,13 @@ def test_peak_memory_counts_what_is_held_at_once():
 
     assert peak_bytes(apart) == pytest.approx(4e6, rel=0.01)
     assert peak_bytes(together) == pytest.approx(8e6, rel=0.01)
+
+
+def test_rows_survive_being_written_down() -> None:
+    """So that one family can be measured again, and the page keeps the others."""
+    spread = Spread(1.0, 2.0, 3.0)
+    goal = Goal(10, 30, faster=True)
+    full = Row("f", "what", "peer", "1", ours=spread, theirs=spread, ratio=spread, goal=goal)
+    empty = Row("f", "what", "peer", "2", note="not installed: x")
+    for row in (full, empty):
+        assert Row.of(json.loads(json.dumps(row.record()))) == row

@@ -165,13 +165,16 @@ class Flow:
         kind = native.Step if kernel.rows is None else native.SphereStep
         letters = [self._numbers(s, kernel) for s in word]
         step = kind(letters, kernel.radius, -1.0 if self.maximize else 1.0, self.weight_decay)
+        noisy = any(map(self._noisy, word))
         for i, q in enumerate(x.q):
             v, xi, eta = (ts[i] if ts else None for ts in (x.v, x.xi, x.eta))
             if isinstance(step, native.SphereStep):
                 assert kernel.rows is not None
                 rows = q.view(kernel.rows(q), -1)
                 step.rows(rows, v, xi, eta, g[i], self._draws(word, x.single(i)))
-            elif isinstance(self.noise, CounterNoise) and any(map(self._noisy, word)):
+            elif not noisy:
+                step(q, v, xi, g[i])
+            elif isinstance(self.noise, CounterNoise):
                 places = [self._reserve(self.noise, s, q, xi) for s in word]
                 step.with_stream(q, v, xi, g[i], self.noise.keys, places)
             else:
