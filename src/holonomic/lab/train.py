@@ -247,9 +247,10 @@ def train(
             ):
                 curves[key].append(value)
         progress(done)
-        if stop.asked or time.monotonic() - last > checkpoint_every:
+        asked = stop.asked  # once: a wish that comes after the checkpoint waits for the next epoch
+        if asked or time.monotonic() - last > checkpoint_every:
             save()
             last = time.monotonic()
-        if stop.asked:
+        if asked:
             raise KeyboardInterrupt
     return Trained(replicas, done, curves, weights, seconds + time.monotonic() - started)
