@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from holonomic import native
-from holonomic.constraints import Constraint, Kernel
+from holonomic.constraints import Constraint
+from holonomic.constraints.base import Kernel
 from holonomic.noise import CounterNoise, Noise
 from holonomic.phase import Phase, draw
 from holonomic.scheme import OVERDAMPED, Substep
