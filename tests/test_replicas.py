@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -308,3 +309,21 @@ def test_a_loss_made_anew_every_step_is_warned_of():
 
     with pytest.warns(UserWarning, match="define it once, outside"):
         steps()
+
+
+def test_a_compiled_gradient_is_the_same_to_rounding():
+    """Where there is no compiler it warns, and the gradient is the same all the more."""
+    x, y = torch.randn(3, 4, 2), torch.rand(3, 4, 1)
+
+    def loss(output, target):
+        return ((output - target) ** 2).mean()
+
+    grads = []
+    for compiled in (False, True):
+        replicas = hm.Replicas(lambda: nn.Linear(2, 1), 3, seed=1, compile=compiled)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "compile=True has no effect")
+            losses = replicas.backward(loss, x, y)
+        grads.append([losses, *(p.grad for p in replicas.parameters())])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

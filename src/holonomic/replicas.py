@@ -188,9 +188,14 @@ class Replicas:
 
         stacked = vmap(grad_and_value(objective))
         if self._compile:
+            import torch._dynamo  # takes a second, and few need it
+
             compiled = torch.compile(stacked, dynamic=False)
             try:
-                compiled(p, self._buffers, x, y)  # compiles
+                # Now, as it will be called. All stacks of a process count as one function, so the usual
+                # limit to how often a function is compiled would stop the ninth.
+                with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=10 * _TRACES):
+                    compiled(p, self._buffers, x, y)
                 return compiled
             except Exception as error:  # of whatever the compiler's many parts are missing
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]

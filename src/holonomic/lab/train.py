@@ -26,7 +26,7 @@ from holonomic.replicas import Penalty, Replicas
 CHECKPOINT_EVERY = 30.0
 
 #: Steps of a run from which compiling its gradient pays.
-WORTH_COMPILING = 50_000
+WORTH_COMPILING = 100_000
 
 Progress = Callable[[int], None]
 
