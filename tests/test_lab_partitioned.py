@@ -310,7 +310,7 @@ def test_every_arm_can_be_built(name):
     e = replace(experiment(name), runs=1, draws=0)
     for arm in e.arms:
         replicas, optimizer = build(e, arm)
-        assert optimizer_of(arm.at(e.epochs), replicas) is not None
+        assert optimizer_of(arm.at(e.epochs), replicas, native=False) is not None
         assert len(optimizer.param_groups) == (2 if arm.at(0).method not in ("", "adam") else 1)
     shown = [n for _, members in e.panels for n in members]
     assert set(shown) in (set(), {arm.name for arm in e.arms})
