@@ -206,7 +206,7 @@ class Orthogonal(Constraint):
 
 
 # A wide matrix is the transpose of the Q above. It stays as it is in memory, and products are written
-# the other way round: adding two matrices that lie differently costs as much as multiplying them.
+# the other way round: adding two matrices that lie differently costs nearly half as much as a product.
 def _inner(X: Tensor, Y: Tensor) -> Tensor:
     """X^T Y of the tall orientation, a small square matrix."""
     return X.mT @ Y if X.shape[-2] >= X.shape[-1] else X @ Y.mT

@@ -16,7 +16,7 @@
 namespace {
 
 // A weight that is driven into its bound has a slack that shrinks for ever, and numbers too small for the
-// normal format are a hundred times slower: they count as 0 while this lives.
+// normal format are ten times slower: they count as 0 while this lives.
 class FlushTiny {
 #ifdef __SSE2__
    public:
@@ -102,8 +102,8 @@ inline float log_unit(float u) {  // natural logarithm of a normal number
     return m + (m * z * p - 2.12194440e-4f * e - 0.5f * z) + 0.693359375f * e;
 }
 
-// 1 / sqrt(x): a first guess from the exponent, and Newton's steps, each of which doubles the digits. A
-// root and a division would cost more than all the rest of a step.
+// 1 / sqrt(x): a first guess from the exponent, and Newton's steps, each of which doubles the digits:
+// products alone, where a root and a division would each keep the vector unit busy for longer.
 inline float inverse_root(float x) {
     float y = as_float(0x5f375a86u - (as_bits(x) >> 1));
     for (int k = 0; k < 3; ++k) y *= 1.5f - (0.5f * x * y) * y;
