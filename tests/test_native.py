@@ -221,6 +221,114 @@ def test_orthogonal_weights_leave_a_projection_to_the_next_kick(scheme):
             assert (S + S.T).abs().max() > 1e-6  # there was something left to take off
 
 
+MATRICES = [(4, 4), (7, 3), (3, 7), (33, 70), (64, 64), (100, 40), (4, 2, 3, 3), (1, 5)]
+
+
+def orthogonal(fused: bool, shapes: list[tuple[int, ...]], steps: int, **settings: Any) -> Any:
+    """Orthogonal matrices after some steps of a force that depends on them."""
+    generator = torch.Generator().manual_seed(0)
+    params = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+    chosen = {"lr": 0.002, "constraint": hm.Orthogonal(), "seed": 1, **settings}
+    opt = hm.Langevin(params, fused=fused, **chosen)
+    advance(params, opt, steps)
+    return params, opt
+
+
+@needs_compiler
+@pytest.mark.parametrize("scheme", ["OBA", "ABO", "BAOAB", "EM"])
+@pytest.mark.parametrize("temperature", [0.0, 1e-4])
+def test_kernels_between_products_change_rounding_alone(scheme, temperature):
+    """Single matrices and stacks, tall and wide, of sizes that fill tiles and that do not."""
+    shapes = [shape for shape in MATRICES for _ in range(1 + (shape[0] != 100))]
+    settings = {
+        "scheme": scheme,
+        "temperature": temperature,
+        "weight_decay": 1e-2,
+        "maximize": True,
+    }
+    plain, _ = orthogonal(False, shapes, 20, **settings)
+    fused, opt = orthogonal(True, shapes, 20, **settings)
+    (report,) = opt.report().groups
+    assert report.fallbacks == 0
+    assert report.residual < 2e-6  # a float32 Gram matrix of rows of 100: sqrt(100) eps
+    assert math.isnan(report.kinetic_temperature) or report.cotangency < 1e-4 * temperature + 1e-4
+    # 20 steps of products that round sums of up to 100 numbers below 1, and pass errors on.
+    for a, b in zip(plain, fused, strict=True):
+        torch.testing.assert_close(b, a, rtol=0, atol=400 * EPS)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (40, 40)])
+def test_a_matrix_too_far_for_the_iteration_is_rescued_alone(shape):
+    """Of three matrices in a stack one takes a step far too large: it gets its polar factor, the others do
+    what they do without it."""
+    results = []
+    for fused in (False, True):
+        params, opt = orthogonal(fused, [shape] * 3, 2)
+        generator = torch.Generator().manual_seed(2)
+        for p, size in zip(params, (0.1, 1e5, 0.1), strict=True):
+            p.grad = size * torch.randn(shape, generator=generator)
+        opt.step()
+        (report,) = opt.report().groups
+        assert report.fallbacks == 1
+        assert report.residual < 2e-6
+        results.append(copies(params))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(
+            b, a, rtol=0, atol=1e-4
+        )  # the polar factor of a matrix of size 50
+
+
+@pytest.mark.filterwarnings("ignore:fused=True has no effect")
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("scheme", ["OBA", "ABO", "EM"])
+def test_large_steps_do_not_leave_the_manifold_little_by_little(scheme, fused):
+    """A multiplier larger than 1 would make what is missing to Q^T Q = I grow in every step."""
+    shapes = [(33, 70), (40, 40), (70, 33)]
+    params, opt = orthogonal(fused, shapes, 0, lr=0.05, scheme=scheme, maximize=True)
+    for _ in range(60):
+        for k, p in enumerate(params):
+            p.grad = torch.sin(3 * p.detach() + k) + 0.5
+        opt.step()
+        assert opt.report().groups[0].residual < 3e-6  # sqrt(70) eps, with room
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [1, 5, 1023, 200_000])
+@pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_are_found(size, value):
+    good = torch.full((size,), -3e38)  # the sum of their squares overflows; they do not
+    good[0] = 1e-42
+    assert native.finite([good, torch.empty(0), torch.zeros(2)])
+    for place in {0, size // 2, size - 1}:
+        bad = good.clone()
+        bad[place] = value
+        assert not native.finite([good, bad])
+        p = nn.Parameter(torch.zeros(size))
+        opt = hm.Langevin([("w", p)], lr=0.1, constraint=hm.Circle(1.0), fused=True)
+        p.grad = bad
+        with pytest.raises(hm.errors.NonFiniteError, match="'w' has 1 of"):
+            opt.step()
+        assert torch.equal(p.detach(), torch.zeros(size))
+
+
+@needs_compiler
+@pytest.mark.parametrize("factor", [0.0, 0.9999, 1.001, 3.0, 30.0])
+def test_weights_that_were_changed_by_hand_return_to_their_circles(factor):
+    results = []
+    for fused in (False, True):
+        p = nn.Parameter(torch.linspace(-0.39, 0.39, 3001))
+        opt = hm.Langevin([p], lr=0.05, constraint=hm.Circle(0.4), fused=fused)
+        advance([p], opt, 2)
+        with torch.no_grad():
+            p[::7] *= factor
+        advance([p], opt, 1)
+        xi = opt.state[p]["slack"]
+        assert (p.double() ** 2 + xi.double() ** 2 - 0.16).abs().max() < 0.16 * 8 * EPS
+        results.append(p.detach())
+    torch.testing.assert_close(*results, rtol=0, atol=20 * EPS)
+
+
 @needs_compiler
 def test_fused_steps_resume_bit_for_bit():
     params, opt = build("Circle", dtype=torch.float32, fused=True)

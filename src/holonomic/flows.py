@@ -5,6 +5,7 @@ A constraint gives each letter its geometry; this file gives it its physics (uni
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from holonomic.thermostat import Thermostat
 BLOCK = 1 << 17
 
 Noises = tuple[list[Tensor], list[Tensor]]
+
+_FLAT = Kernel(1.0)
 
 
 class Flow:
@@ -67,6 +70,7 @@ class Flow:
         if fused and self._fused(x, g, word):
             return
         x.lazy = fused and self.thermostat is None
+        x.native = x.lazy and self.constraint.drift_settles and native.fits([*x.q, *x.v, *g])
         if self.constraint.separable and self.thermostat is None:
             for piece, grads, noises in self._pieces(x, g, word, foreach):
                 forces = self._forces(piece, grads)
@@ -77,7 +81,8 @@ class Flow:
         parts = [(x, forces)]
         if not (foreach or self.constraint.batched or self.thermostat):
             parts = [(x.single(i), forces[i : i + 1]) for i in range(len(x.q))]
-        for k, substep in enumerate(word):
+        taken = self._kicks(x, g, word) if x.native else 0
+        for k, substep in enumerate(word[taken:], taken):
             for part, force in parts:
                 self._letter(part, force, word, k, substep, self._draw(substep, part))
         if len(parts) > 1:
@@ -167,20 +172,33 @@ class Flow:
         letters = [self._numbers(s, kernel) for s in word]
         step = kind(letters, kernel.radius, -1.0 if self.maximize else 1.0, self.weight_decay)
         noisy = any(map(self._noisy, word))
+        if not noisy and not isinstance(step, native.SphereStep):
+            step.all(x.q, x.v, x.xi, g)
+            return True
         for i, q in enumerate(x.q):
             v, xi, eta = (ts[i] if ts else None for ts in (x.v, x.xi, x.eta))
             if isinstance(step, native.SphereStep):
                 assert kernel.rows is not None
                 rows = q.view(kernel.rows(q), -1)
                 step.rows(rows, v, xi, eta, g[i], self._draws(word, x.single(i)))
-            elif not noisy:
-                step(q, v, xi, g[i])
             elif isinstance(self.noise, CounterNoise):
                 places = [self._reserve(self.noise, s, q, xi) for s in word]
                 step.with_stream(q, v, xi, g[i], self.noise.keys, places)
             else:
                 step(q, v, xi, g[i], self._draws(word, x.single(i)))
         return True
+
+    def _kicks(self, x: Phase, g: Sequence[Tensor], word: Sequence[Substep]) -> int:
+        """Take the kicks that a word begins with by the compiled kernels, where a drift follows that does
+        the projection itself; and say how many letters that were."""
+        kicks = list(takewhile(lambda s: s.letter in ("B", "O") and not self._noisy(s), word))
+        drift = len(kicks) < len(word) and word[len(kicks)].letter == "A"
+        if not (kicks and drift and self.lr):
+            return 0
+        letters = [self._numbers(s, _FLAT) for s in kicks]
+        step = native.Step(letters, 1.0, -1.0 if self.maximize else 1.0, self.weight_decay)
+        step.all(x.q, x.v, [], g)
+        return len(kicks)
 
     def _draws(self, word: Sequence[Substep], x: Phase) -> list[Noises]:
         return [self._draw(substep, x) for substep in word]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from holonomic import checkpoint, settings
+from holonomic import checkpoint, native, settings
 from holonomic.constraints import Constraint, Free
 from holonomic.errors import NonFiniteError, SettingError
 from holonomic.flows import Flow
@@ -234,8 +234,7 @@ class Langevin(Optimizer):
     def _refused(self, parts: list["_Part"]) -> bool:
         """Whether the step must be skipped for NaN or Inf in a gradient; raises if asked to."""
         guarded = [part for part in parts if part.group["nonfinite"] != "allow"]
-        grads = [g for part in guarded for g in part.grads]
-        if not grads or _finite(grads):
+        if _finite([g for part in guarded for g in part.grads], all(p.fused for p in guarded)):
             return False
         for part in guarded:
             for name, g in zip(part.names(part.params), part.grads, strict=True):
@@ -363,6 +362,10 @@ class _Part:
         indices = [number[id(p)] for p in self.params]
         return thermostat_for(self.group, self.constraint, self.work, indices)
 
+    @property
+    def fused(self) -> bool:
+        return bool(self.group["fused"])
+
     def check_fresh(self) -> None:
         """Weights may have changed since the optimizer was built: can they still be placed?"""
         if self.fresh:
@@ -390,8 +393,10 @@ def _dof(params: list[Tensor], constraint: Constraint) -> int:
     return sum(t.numel() for t in q) - constraint.constraints(q)
 
 
-def _finite(grads: list[Tensor]) -> bool:
+def _finite(grads: list[Tensor], fused: bool) -> bool:
     """Whether the sum of all norms is finite: one number to wait for a device. An overflow says no."""
+    if fused and native.fits(grads):
+        return native.finite(grads)
     devices: dict[torch.device, list[Tensor]] = {}
     for norm in torch._foreach_norm(grads):
         devices.setdefault(norm.device, []).append(norm)

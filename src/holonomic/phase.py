@@ -18,7 +18,8 @@ class Phase:
     variables of an inequality and ``eta`` their momenta; ``R`` and ``S`` the last noise of weights
     and slack, which LM averages with the next. A constraint that links the tensors of a group has one
     slack vector for all of them: ``xi``, ``eta`` and ``S`` then have a single entry. A ``lazy`` phase
-    may leave a normal part in ``v`` after a drift, if the next kick is going to take it off.
+    may leave a normal part in ``v`` after a drift, if the next kick is going to take it off; the tensors
+    of a ``native`` one suit the compiled kernels.
     """
 
     q: list[Tensor]
@@ -30,6 +31,7 @@ class Phase:
     names: list[str] = field(default_factory=list)
     fallbacks: int = 0
     lazy: bool = False
+    native: bool = False
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Phase":
         """The phase with every tensor changed."""

@@ -17,7 +17,11 @@ from holonomic.constraints.base import (
     tolerance,
 )
 from holonomic.errors import SettingError
+from holonomic.native.orthogonal import Stack
 from holonomic.phase import Phase, wide
+
+#: Where the iteration failed, and where its multiplier is large.
+Outcome = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +92,8 @@ class Orthogonal(Constraint):
         """Indices of the tensors that share a matrix shape, a device and a dtype."""
         shapes: dict[object, list[int]] = {}
         for i, t in enumerate(tensors):
-            shapes.setdefault((self._matrix(t).shape, t.device, t.dtype), []).append(i)
+            shape = t.shape if t.dim() == self.batch_dims + 2 else self._matrix(t).shape
+            shapes.setdefault((shape, t.device, t.dtype), []).append(i)
         yield from shapes.values()
 
     def _stack(self, tensors: Sequence[Tensor], index: list[int]) -> Tensor:
@@ -128,28 +133,57 @@ class Orthogonal(Constraint):
 
     def drift_(self, x: Phase, h: float) -> None:
         for index in self._stacks(x.q):
+            if x.native:
+                self._drift_fused(x, index, h)
+                continue
             Q, W = self._stack(x.q, index), self._stack(x.v, index)
             C = _inner(Q, W)
             M = torch.add(C, C.mT).mul_(-h / 2)  # -h S, where Q S is the normal part of W
             C.mul_(-h).diagonal(dim1=-2, dim2=-1).add_(1)
             B = torch.sub(Q, W, alpha=h)
-            failed = self._solve(_gram_error(B), C, M)
+            outcome = self._solve(_gram_error(B), C, M)
             normal = _times(Q, M)
-            if bool(failed.any()):
-                tangent = _tangent_(Q, W.clone())
-                rescued = self._fallback(Q - h * tangent, Q, failed)
-                Q.copy_(torch.where(failed, rescued, B.sub_(normal)))
-                W.copy_(torch.where(failed, tangent, W.add(normal, alpha=1 / h)))
-                x.fallbacks += int(failed.sum())
-            else:
+            if outcome is None:
                 # V = W + Q M / h, not (Q - new) / h: M is symmetric, so what it carries of rounding
                 # errors divided by h is normal and the projection takes it off.
                 torch.sub(B, normal, out=Q)
                 W.add_(normal, alpha=1 / h)
+            else:
+                new, moved = self._with_care(x, Q, W, normal, outcome, h)
+                Q.copy_(new)
+                W.copy_(moved)
             if not x.lazy:
                 _tangent_(Q, W)
             self._unstack(x.q, index, Q)
             self._unstack(x.v, index, W)
+
+    def _drift_fused(self, x: Phase, index: list[int], h: float) -> None:
+        """The same with compiled kernels between the products, and without the last projection."""
+        q, v = ([ts[i] for i in index] for ts in (x.q, x.v))
+        stack = Stack(q, v, self._matrix(q[0]).shape, h)
+        Q, W, G = stack.Q, stack.W, _gram_error(stack.B)
+        outcome = stack.solve(_inner(Q, W), G, _enough(Q.dtype), self.max_iterations)
+        normal = _times(Q, stack.M)
+        if outcome is None:
+            stack.move_(normal)
+        else:
+            new, moved = self._with_care(x, Q, W, normal, outcome, h)
+            self._unstack(x.q, index, new)
+            self._unstack(x.v, index, moved)
+
+    def _with_care(
+        self, x: Phase, Q: Tensor, W: Tensor, normal: Tensor, outcome: Outcome, h: float
+    ) -> tuple[Tensor, Tensor]:
+        """New positions and momenta where something is unusual about some matrices."""
+        failed, large = outcome
+        tangent = _tangent_(Q, W.clone())
+        rescued = self._fallback(Q - h * tangent, Q, failed)
+        new = _polished(torch.sub(Q, W, alpha=h).sub_(normal), large)
+        x.fallbacks += int(failed.sum())
+        return (
+            torch.where(failed, rescued, new),
+            torch.where(failed, tangent, W.add(normal, alpha=1 / h)),
+        )
 
     def origin(self, x: Phase) -> list[Tensor]:
         return list(torch._foreach_clone(x.q))
@@ -159,31 +193,37 @@ class Orthogonal(Constraint):
             B, Q = self._stack(x.q, index), self._stack(origin, index)
             G = _gram_error(B)
             M = torch.zeros_like(G)
-            failed = self._solve(G, _inner(Q, B), M)
+            outcome = self._solve(G, _inner(Q, B), M)
             new = B - _times(Q, M)
-            if bool(failed.any()):
-                new = torch.where(failed, self._fallback(B, Q, failed), new)
+            if outcome is not None:
+                failed, large = outcome
+                rescued = self._fallback(B, Q, failed)
+                new = torch.where(failed, rescued, _polished(new, large))
                 x.fallbacks += int(failed.sum())
             self._unstack(x.q, index, new)
 
-    def _solve(self, G: Tensor, C: Tensor, M: Tensor) -> Tensor:
+    def _solve(self, G: Tensor, C: Tensor, M: Tensor) -> Outcome | None:
         """Improve the guess M, in place, to the symmetric matrix that puts B - Q M on the manifold, from
-        G = B^T B - I and C = Q^T B (which is overwritten); and say where the iteration failed."""
-        enough = 16 * torch.finfo(G.dtype).eps  # and one update more, which is far below rounding
+        G = B^T B - I and C = Q^T B (which is overwritten). Says where the iteration failed and where M
+        is large, or None if neither is the case anywhere."""
+        enough = _enough(G.dtype)
         failed = torch.ones_like(G[..., :1, :1], dtype=torch.bool)
+        going = failed.clone()
         D = C.sub_(M, alpha=0.5)
         T, F = torch.empty_like(G), torch.empty_like(G)
         for _ in range(self.max_iterations):
             torch.matmul(D.mT, M, out=T)
             torch.sub(G, T, out=F).sub_(T.mT)
-            going = failed.to(F.dtype)  # a matrix that has converged no longer changes
-            M.addcmul_(F, going, value=0.5)
-            D.addcmul_(F, going, value=-0.25)
+            weight = going.to(F.dtype)  # a matrix that has converged, or is lost, no longer changes
+            M.addcmul_(F, weight, value=0.5)
+            D.addcmul_(F, weight, value=-0.25)
             size = F.abs_().amax((-2, -1), keepdim=True)
-            failed &= ~(size <= enough)
-            if not bool((failed & (size < 1e3)).any()):
+            failed &= ~(going & (size <= enough))
+            going &= failed & (size < 1e3)
+            if not bool(going.any()):
                 break
-        return failed
+        large = ~failed & ~(torch.linalg.matrix_norm(M, keepdim=True) < 1)
+        return (failed, large) if bool((failed | large).any()) else None
 
     @staticmethod
     def _fallback(B: Tensor, Q: Tensor, failed: Tensor) -> Tensor:
@@ -205,6 +245,11 @@ class Orthogonal(Constraint):
         return largest([p + p.mT for p in products])
 
 
+def _enough(dtype: torch.dtype) -> float:
+    """The residual at which the iteration ends, after one update more: that is far below rounding."""
+    return 16 * torch.finfo(dtype).eps
+
+
 # A wide matrix is the transpose of the Q above. It stays as it is in memory, and products are written
 # the other way round: adding two matrices that lie differently costs nearly half as much as a product.
 def _inner(X: Tensor, Y: Tensor) -> Tensor:
@@ -222,6 +267,12 @@ def _gram_error(Q: Tensor) -> Tensor:
     G = _inner(Q, Q)
     G.diagonal(dim1=-2, dim2=-1).sub_(1)
     return G
+
+
+def _polished(Q: Tensor, where: Tensor) -> Tensor:
+    """One step of Newton's, Q - Q (Q^T Q - I) / 2, for some matrices. What Q was off by before the step
+    comes out of it as M (Q^T Q - I) M: where M is larger than 1, that would grow from step to step."""
+    return torch.where(where, Q - _times(Q, _gram_error(Q)).mul_(0.5), Q)
 
 
 def _tangent_(Q: Tensor, V: Tensor) -> Tensor:

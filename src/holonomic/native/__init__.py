@@ -15,14 +15,14 @@ __all__ = [
     "SphereStep",
     "Step",
     "Unavailable",
+    "addresses",
+    "finite",
     "fits",
     "library",
     "normal_",
     "reason",
+    "table",
 ]
-
-#: Numbers below which a second thread costs more than it brings.
-_PER_THREAD = 1 << 16
 
 Noises = tuple[list[Tensor], list[Tensor]]
 
@@ -37,9 +37,12 @@ class Letter(NamedTuple):
 
 def fits(tensors: Sequence[Tensor]) -> bool:
     """Whether there are kernels for these tensors: float32, on the CPU, contiguous."""
-    return reason() is None and all(
-        t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() for t in tensors
-    )
+    if reason() is not None:
+        return False
+    for t in tensors:  # noqa: SIM110 (twice as fast as all, and there may be hundreds)
+        if not (t.dtype is torch.float32 and t.is_cpu and t.is_contiguous()):
+            return False
+    return True
 
 
 class Step:
@@ -62,6 +65,15 @@ class Step:
         """Move one tensor, with the noise (of weights, of slack) of every letter."""
         stored, _kept = _stored(noises)
         self._run(1, q.numel(), q, v, xi, g, stored, None)
+
+    def all(
+        self, q: Sequence[Tensor], v: Sequence[Tensor], xi: Sequence[Tensor], g: Sequence[Tensor]
+    ) -> None:
+        """Move many tensors, without noise; ``v`` and ``xi`` may be empty."""
+        columns = [addresses(ts) or [0] * len(q) for ts in (q, v, xi, g)]
+        jobs = table([t.numel() for t in q], *columns)
+        word = ctypes.addressof(self._word)
+        library().holonomic_steps(word, len(q), jobs, torch.get_num_threads())
 
     def with_stream(
         self,
@@ -93,7 +105,7 @@ class Step:
             *(q.data_ptr(), _address(v), _address(xi), g.data_ptr()),
             None if stored is None else ctypes.addressof(stored),
             None if stream is None else ctypes.addressof(stream),
-            _threads(rows * n),
+            torch.get_num_threads(),
         )
 
 
@@ -115,17 +127,22 @@ class SphereStep(Step):
             *(ctypes.addressof(self._word), *q.shape),
             *(q.data_ptr(), _address(v), _address(xi), _address(eta), g.data_ptr()),
             None if stored is None else ctypes.addressof(stored),
-            _threads(q.numel()),
+            torch.get_num_threads(),
         )
+
+
+def finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether all numbers of tensors that `fits` are finite."""
+    spans = table([t.numel() for t in tensors], addresses(tensors))
+    return bool(library().holonomic_finite(len(tensors), spans, torch.get_num_threads()))
 
 
 def normal_(out: Tensor, first: int, keys: Tensor) -> None:
     """Fill row i of a contiguous float32 tensor with the standard normal numbers first, first + 1, ...
     of the stream keys[i] (int64); ``first`` is even."""
     rows, count = len(out), out.numel()
-    library().holonomic_normal(
-        rows, count // rows, out.data_ptr(), first, keys.data_ptr(), _threads(count)
-    )
+    places = out.data_ptr(), first, keys.data_ptr()
+    library().holonomic_normal(rows, count // rows, *places, torch.get_num_threads())
 
 
 def _stored(noises: Sequence[Noises]) -> tuple[Stored | None, list[Tensor]]:
@@ -142,12 +159,18 @@ def _stored(noises: Sequence[Noises]) -> tuple[Stored | None, list[Tensor]]:
     return stored, kept
 
 
+def table(*columns: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    """Columns of sizes and addresses as an array of rows."""
+    numbers = (ctypes.c_int64 * (len(columns) * len(columns[0])))()
+    for k, column in enumerate(columns):
+        numbers[k :: len(columns)] = list(column)
+    return numbers
+
+
+def addresses(tensors: Sequence[Tensor]) -> list[int]:
+    """Where the numbers of tensors are."""
+    return [t.data_ptr() for t in tensors]
+
+
 def _address(t: Tensor | None) -> int | None:
     return None if t is None else t.data_ptr()
-
-
-def _threads(numbers: int) -> int:
-    """Threads that so many numbers are worth."""
-    if numbers < 2 * _PER_THREAD:
-        return 1
-    return min(torch.get_num_threads(), numbers // _PER_THREAD)

@@ -139,12 +139,18 @@ class Stream(ctypes.Structure):
 
 def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
     """Say what the functions take, so that a wrong call raises instead of crashing."""
-    pointer, i64, i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-    for name, arguments in {
-        "holonomic_step": [pointer, i64, i64, *[pointer] * 6, i32],
-        "holonomic_sphere_step": [pointer, i64, i64, *[pointer] * 6, i32],
-        "holonomic_normal": [i64, i64, pointer, ctypes.c_uint64, pointer, i32],
-    }.items():
-        function = getattr(kernels, name)
-        function.argtypes, function.restype = arguments, None
+    pointer, i64, i32, f32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+    for name, result, arguments in (
+        ("step", None, [pointer, i64, i64, *[pointer] * 6, i32]),
+        ("sphere_step", None, [pointer, i64, i64, *[pointer] * 6, i32]),
+        ("normal", None, [i64, i64, pointer, ctypes.c_uint64, pointer, i32]),
+        ("steps", None, [pointer, i64, pointer, i32]),
+        ("finite", i32, [i64, pointer, i32]),
+        ("orthogonal_gather", None, [i64, i64, f32, *[pointer] * 5, i32]),
+        ("orthogonal_begin", None, [i64, i64, f32, *[pointer] * 3, i32]),
+        ("orthogonal_update", i64, [i64, i64, f32, *[pointer] * 5, i32]),
+        ("orthogonal_move", None, [i64, i64, f32, *[pointer] * 5, i32]),
+    ):
+        function = getattr(kernels, f"holonomic_{name}")
+        function.argtypes, function.restype = arguments, result
     return kernels

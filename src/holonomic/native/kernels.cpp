@@ -1,4 +1,5 @@
-// Steps of circles, spheres and flat space in one pass over memory, and a counter-based source of normal numbers.
+// Steps of circles, spheres and flat space in one pass over memory, what a step of orthogonal matrices does
+// between its products, and a counter-based source of normal numbers.
 //
 // Everything works on small blocks that stay in the first cache: each letter of a scheme is a plain loop
 // over a block, which the compiler turns into vector instructions. Loaded by ctypes; no Python inside.
@@ -7,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #ifdef __SSE2__
@@ -29,6 +31,12 @@ class FlushTiny {
 };
 
 constexpr int64_t BLOCK = 1024;
+constexpr int64_t PER_THREAD = 1 << 16;  // numbers below which a second thread costs more than it brings
+
+int team(int64_t numbers, int32_t threads) {
+    return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(threads, numbers / PER_THREAD)));
+}
+
 constexpr int LETTERS = 16;
 
 // The same in build.py.
@@ -37,6 +45,17 @@ struct Word {  // letter k has the numbers x[k], and y[k] for its noise
     char letters[LETTERS];
     float x[LETTERS], y[LETTERS];
     float radius, sign, decay;  // the force is sign * g + decay * q at the start of the step
+};
+
+struct Job {  // a tensor to move: on circles if it has slack xi
+    int64_t n;
+    float *q, *v, *xi;
+    const float* g;
+};
+
+struct Span {
+    int64_t n;
+    const float* x;
 };
 
 struct Stored {  // noise of letter k for weights and slack; null: none
@@ -130,19 +149,28 @@ float largest(const float* __restrict v, int64_t n) {
     return top;
 }
 
-// The pairs (q, xi) by the angles h v. Steps of training turn by less than an octant, almost always.
+// The pairs (q, xi) by the angles h v. Steps of training turn by less than an octant, almost always. A rotation
+// keeps the length but for rounding, so one of Newton's steps from 1/r puts it right; pairs that were not on
+// their circles before (somebody has changed the weights) keep their direction, and are put there after.
 template <void (*SINCOS)(float, float&, float&)>
 void rotate(const Block& b, float h, float r) {
     float *__restrict q = b.q, *__restrict xi = b.xi;
     const float* __restrict v = b.v;
+    const float per = 1.0f / (r * r);
+    float top = 0.0f;
+#pragma omp simd reduction(max : top)
     for (int64_t i = 0; i < b.n; ++i) {
         float s, c;
         SINCOS(h * v[i], s, c);
-        float new_q = c * q[i] - s * xi[i], new_xi = c * xi[i] + s * q[i];
-        to_circle(new_q, new_xi, r);
-        q[i] = new_q;
-        xi[i] = new_xi;
+        const float new_q = c * q[i] - s * xi[i], new_xi = c * xi[i] + s * q[i];
+        const float excess = (new_q * new_q + new_xi * new_xi) * per - 1.0f;
+        const float scale = std::max(1.0f - 0.5f * excess, 0.125f);
+        top = std::fabs(excess) > top ? std::fabs(excess) : top;
+        q[i] = new_q * scale;
+        xi[i] = new_xi * scale;
     }
+    if (!(top < 1e-4f))
+        for (int64_t i = 0; i < b.n; ++i) to_circle(q[i], xi[i], r);
 }
 
 template <bool CIRCLE>
@@ -270,6 +298,55 @@ void letter(char name, const Row& row, float x, float y, float r) {
     }
 }
 
+// ------------------------------------------------------------------ square matrices in tiles
+constexpr int64_t TILE = 32;
+
+// The tile of A^T that begins at row i, column j: a matrix read across its rows is slow, a tile is not.
+inline void transposed(const float* A, int64_t s, int64_t i, int64_t j, int64_t rows, int64_t columns,
+                       float (&out)[TILE][TILE]) {
+    const float* corner = A + j * s + i;
+#ifdef __SSE2__
+    if (rows == TILE && columns == TILE) {
+        for (int64_t b = 0; b < TILE; b += 4)
+            for (int64_t a = 0; a < TILE; a += 4) {
+                const float* from = corner + b * s + a;
+                __m128 r0 = _mm_loadu_ps(from), r1 = _mm_loadu_ps(from + s);
+                __m128 r2 = _mm_loadu_ps(from + 2 * s), r3 = _mm_loadu_ps(from + 3 * s);
+                _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
+                _mm_store_ps(&out[a][b], r0);
+                _mm_store_ps(&out[a + 1][b], r1);
+                _mm_store_ps(&out[a + 2][b], r2);
+                _mm_store_ps(&out[a + 3][b], r3);
+            }
+        return;
+    }
+#endif
+    for (int64_t b = 0; b < columns; ++b)
+        for (int64_t a = 0; a < rows; ++a) out[a][b] = corner[b * s + a];
+}
+
+// Apply body(row, column, count, the transposed numbers) to the rows of all tiles of a strip of a matrix; inner
+// loops of a length the compiler knows are the fast ones.
+template <class Body>
+inline void over_strip(const float* A, int64_t s, int64_t i, Body body) {
+    alignas(64) float other[TILE][TILE];
+    const int64_t rows = std::min(TILE, s - i);
+    for (int64_t j = 0; j < s; j += TILE) {
+        const int64_t columns = std::min(TILE, s - j);
+        transposed(A, s, i, j, rows, columns, other);
+        for (int64_t a = 0; a < rows; ++a) {
+            if (columns == TILE)
+                body(i + a, j, TILE, other[a]);
+            else
+                body(i + a, j, columns, other[a]);
+        }
+    }
+}
+
+enum : uint8_t { GOING = 0, DONE = 1, LARGE = 2, LOST = 3 };  // the state of the iteration of a matrix
+
+inline uint32_t magnitude(float x) { return as_bits(x) & 0x7fffffffu; }  // ordered as |x|, and NaN on top
+
 inline uint32_t roll(uint32_t x, int by) { return (x << by) | (x >> (32 - by)); }
 
 // Threefry-2x32 with 20 rounds (Salmon et al. 2011): a bijection of (x0, x1) for every key.
@@ -333,7 +410,7 @@ void holonomic_step(const Word* word, int64_t rows, int64_t n, float* q, float* 
                     const float* g, const Stored* stored, const Stream* stream, int32_t threads) {
     const Word& w = *word;
     const int64_t blocks = (n + BLOCK - 1) / BLOCK;
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(team(rows * n, threads))
     {
         const FlushTiny flush;
         alignas(64) float force[BLOCK], R[2 * BLOCK], S[2 * BLOCK];
@@ -357,11 +434,17 @@ void holonomic_step(const Word* word, int64_t rows, int64_t n, float* q, float* 
     }
 }
 
+// The same without noise for many tensors.
+void holonomic_steps(const Word* word, int64_t count, const Job* jobs, int32_t threads) {
+    for (const Job* j = jobs; j < jobs + count; ++j)
+        holonomic_step(word, 1, j->n, j->q, j->v, j->xi, j->g, nullptr, nullptr, threads);
+}
+
 // The same for rows on spheres; xi, eta (null: no slack) and S have an entry a row.
 void holonomic_sphere_step(const Word* word, int64_t rows, int64_t n, float* q, float* v, float* xi,
                            float* eta, const float* g, const Stored* stored, int32_t threads) {
     const Word& w = *word;
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(team(rows * n, threads))
     {
         const FlushTiny flush;
         std::vector<float> force(static_cast<size_t>(n));
@@ -384,12 +467,132 @@ void holonomic_sphere_step(const Word* word, int64_t rows, int64_t n, float* q, 
     }
 }
 
+// Whether all numbers of some tensors are finite.
+int32_t holonomic_finite(int64_t count, const Span* spans, int32_t threads) {
+    for (const Span* span = spans; span < spans + count; ++span) {
+        const float* __restrict x = span->x;
+        const int64_t n = span->n;
+        uint32_t top = 0;
+#pragma omp parallel for simd schedule(static) reduction(max : top) num_threads(team(n, threads))
+        for (int64_t i = 0; i < n; ++i) top = std::max(top, magnitude(x[i]));
+        if (top >= 0x7f800000u) return 0;
+    }
+    return 1;
+}
+
+// Matrices of one shape as a stack: Q and W, and B = Q - h W.
+void holonomic_orthogonal_gather(int64_t count, int64_t n, float h, const float* const* q,
+                                 const float* const* v, float* Q, float* W, float* B, int32_t threads) {
+#pragma omp parallel for schedule(static) num_threads(team(count * n, threads))
+    for (int64_t k = 0; k < count; ++k) {
+        const float *__restrict from_q = q[k], *__restrict from_v = v[k];
+        float *__restrict to_q = Q + k * n, *__restrict to_w = W + k * n, *__restrict b = B + k * n;
+        for (int64_t i = 0; i < n; ++i) {
+            to_q[i] = from_q[i];
+            to_w[i] = from_v[i];
+            b[i] = from_q[i] - h * from_v[i];
+        }
+    }
+}
+
+// The start of the iteration for `count` matrices s x s: from C = Q^T W, M = -h/2 (C + C^T) and
+// D = I - h C - M/2.
+void holonomic_orthogonal_begin(int64_t count, int64_t s, float h, const float* C, float* M, float* D,
+                                int32_t threads) {
+    const int64_t tiles = (s + TILE - 1) / TILE;
+#pragma omp parallel for schedule(static) num_threads(team(count * s * s, threads))
+    for (int64_t strip = 0; strip < count * tiles; ++strip) {
+        const int64_t at = strip / tiles * s * s;
+        over_strip(C + at, s, strip % tiles * TILE,
+                   [=](int64_t row, int64_t column, int64_t n, const float* __restrict other) {
+                       const int64_t here = at + row * s + column;
+                       const float* __restrict c = C + here;
+                       float *__restrict m = M + here, *__restrict d = D + here;
+                       for (int64_t b = 0; b < n; ++b) {
+                           m[b] = -0.5f * h * (c[b] + other[b]);
+                           d[b] = -h * c[b] - 0.5f * m[b];
+                       }
+                       if (column <= row && row < column + n) d[row - column] += 1.0f;
+                   });
+    }
+}
+
+// One update of the iteration, from the residual F = G - T - T^T: M += F/2, D -= F/4. A matrix is done when
+// max |F| <= enough (its M may be larger than 1), and lost when F is far beyond that: then it changes no more.
+// Returns how many matrices are to go on.
+int64_t holonomic_orthogonal_update(int64_t count, int64_t s, float enough, const float* G, const float* T,
+                                    float* M, float* D, uint8_t* state, int32_t threads) {
+    const int64_t tiles = (s + TILE - 1) / TILE;
+    std::vector<uint32_t> tops(static_cast<size_t>(count * tiles));
+    std::vector<float> squares(tops.size());
+#pragma omp parallel for schedule(static) num_threads(team(count * s * s, threads))
+    for (int64_t strip = 0; strip < count * tiles; ++strip) {
+        if (state[strip / tiles] != GOING) continue;
+        const int64_t at = strip / tiles * s * s;
+        uint32_t top = 0;
+        float square = 0.0f;
+        over_strip(T + at, s, strip % tiles * TILE,
+                   [=, &top, &square](int64_t row, int64_t column, int64_t n, const float* __restrict other) {
+                       const int64_t here = at + row * s + column;
+                       const float *__restrict g = G + here, *__restrict t = T + here;
+                       float *__restrict m = M + here, *__restrict d = D + here;
+                       uint32_t highest = 0;
+                       float sum = 0.0f;
+#pragma omp simd reduction(+ : sum) reduction(max : highest)
+                       for (int64_t b = 0; b < n; ++b) {
+                           const float f = g[b] - t[b] - other[b];
+                           m[b] += 0.5f * f;
+                           d[b] -= 0.25f * f;
+                           highest = std::max(highest, magnitude(f));
+                           sum += m[b] * m[b];
+                       }
+                       top = std::max(top, highest);
+                       square += sum;
+                   });
+        tops[static_cast<size_t>(strip)] = top;
+        squares[static_cast<size_t>(strip)] = square;
+    }
+    int64_t going = 0;
+    for (int64_t k = 0; k < count; ++k) {
+        if (state[k] != GOING) continue;
+        const uint32_t top = *std::max_element(tops.begin() + k * tiles, tops.begin() + (k + 1) * tiles);
+        const float size2 = std::accumulate(squares.begin() + k * tiles, squares.begin() + (k + 1) * tiles, 0.0f);
+        if (top <= as_bits(enough))
+            state[k] = size2 < 1.0f ? DONE : LARGE;
+        else if (top >= as_bits(1e3f))
+            state[k] = LOST;
+        going += state[k] == GOING;
+    }
+    return going;
+}
+
+// The end of the step: of every matrix q <- Q - h W - N and v <- W + N / h, where N is the normal part. Q and W
+// may be q and v themselves.
+void holonomic_orthogonal_move(int64_t count, int64_t n, float h, const float* Q, const float* W,
+                               const float* N, float* const* q, float* const* v, int32_t threads) {
+    const float per = 1.0f / h;
+    const int64_t blocks = (n + BLOCK - 1) / BLOCK;
+#pragma omp parallel for schedule(static) num_threads(team(count * n, threads))
+    for (int64_t block = 0; block < count * blocks; ++block) {
+        const int64_t k = block / blocks, start = block % blocks * BLOCK, size = std::min(BLOCK, n - start);
+        const float *from_q = Q + k * n + start, *from_w = W + k * n + start;
+        const float* normal = N + k * n + start;
+        float *to_q = q[k] + start, *to_v = v[k] + start;
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) {
+            const float w = from_w[i], m = normal[i];
+            to_q[i] = (from_q[i] - h * w) - m;
+            to_v[i] = w + per * m;
+        }
+    }
+}
+
 // Standard normal numbers for `rows` streams: row i gets the numbers first, first + 1, ... of stream
 // keys[i], by Box-Muller on Threefry. A number depends on its key and its place alone; first is even.
 void holonomic_normal(int64_t rows, int64_t n, float* out, uint64_t first, const uint64_t* keys,
                       int32_t threads) {
     const int64_t blocks = (n + 2 * BLOCK - 1) / (2 * BLOCK);
-#pragma omp parallel for schedule(static) num_threads(threads)
+#pragma omp parallel for schedule(static) num_threads(team(rows * n, threads))
     for (int64_t block = 0; block < rows * blocks; ++block) {
         alignas(64) float pairs[2 * BLOCK];
         const int64_t row = block / blocks, start = block % blocks * 2 * BLOCK;
