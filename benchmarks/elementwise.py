@@ -44,12 +44,12 @@ def circle_step(bench: Bench) -> None:
     bench.compare(
         {
             "SGD-m foreach": sgd(_mlp),
-            "eager": ours(_mlp, constraint=circle),
-            "fused": ours(_mlp, constraint=circle, fused=True),
+            "eager": ours(_mlp, constraint=circle, foreach=True),
+            "default": ours(_mlp, constraint=circle),
         },
         [
             Pair("c-CoLA-ud step, τ = 0, eager", "eager", "SGD-m foreach", Goal(3.0, 1.2)),
-            Pair("c-CoLA-ud step, τ = 0, fused", "fused", "SGD-m foreach", Goal(1.5, 1.2)),
+            Pair("c-CoLA-ud step, τ = 0, default", "default", "SGD-m foreach", Goal(1.5, 1.2)),
         ],
     )
 
@@ -60,12 +60,12 @@ def circle_noise(bench: Bench) -> None:
     bench.compare(
         {
             peer_name: sgd(_mlp, noise=True),
-            "eager": ours(_mlp, **settings),
-            "fused": ours(_mlp, **settings, fused=True),
+            "eager": ours(_mlp, **settings, foreach=True),
+            "default": ours(_mlp, **settings),
         },
         [
             Pair("c-CoLA-ud step, τ > 0, eager", "eager", peer_name, Goal(1.3, 1.1)),
-            Pair("c-CoLA-ud step, τ > 0, fused", "fused", peer_name, Goal(1.3, 1.1)),
+            Pair("c-CoLA-ud step, τ > 0, default", "default", peer_name, Goal(1.3, 1.1)),
         ],
     )
 
@@ -103,19 +103,22 @@ def state_memory(bench: Bench) -> None:
 
 
 def sphere_step(bench: Bench) -> None:
+    bound, norm = hm.Sphere(1.0), hm.Sphere(1.0, slack=False)
     bench.compare(
         {
             "SGD-m foreach": sgd(_matrices),
             "geoopt Sphere": _geoopt_sphere(),
-            "slack": ours(_matrices, constraint=hm.Sphere(1.0)),
-            "no slack": ours(_matrices, constraint=hm.Sphere(1.0, slack=False)),
-            "fused": ours(_matrices, constraint=hm.Sphere(1.0), fused=True),
+            "slack, eager": ours(_matrices, constraint=bound, foreach=True),
+            "slack": ours(_matrices, constraint=bound),
+            "no slack, eager": ours(_matrices, constraint=norm, foreach=True),
+            "no slack": ours(_matrices, constraint=norm),
         },
         [
-            Pair("s-CoLA-ud step, ‖w‖ ≤ r", "slack", "SGD-m foreach", Goal(3.0)),
-            Pair("s-CoLA-ud step, ‖w‖ = r", "no slack", "SGD-m foreach", Goal(3.0)),
-            Pair("s-CoLA-ud step, ‖w‖ ≤ r, fused", "fused", "SGD-m foreach", Goal(3.0)),
-            Pair("s-CoLA-ud step, ‖w‖ = r", "no slack", "geoopt Sphere"),
+            Pair("s-CoLA-ud step, ‖w‖ ≤ r, eager", "slack, eager", "SGD-m foreach", Goal(3.0)),
+            Pair("s-CoLA-ud step, ‖w‖ = r, eager", "no slack, eager", "SGD-m foreach", Goal(3.0)),
+            Pair("s-CoLA-ud step, ‖w‖ ≤ r, default", "slack", "SGD-m foreach", Goal(3.0)),
+            Pair("s-CoLA-ud step, ‖w‖ = r, default", "no slack", "SGD-m foreach", Goal(3.0)),
+            Pair("s-CoLA-ud step, ‖w‖ = r, default", "no slack", "geoopt Sphere"),
         ],
     )
 

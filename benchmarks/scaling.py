@@ -36,8 +36,8 @@ def circle(bench: Bench) -> None:
 
         circle = hm.Circle(1.0)
         return {
-            "Circle, eager": ours(make, constraint=circle),
-            "Circle, fused": ours(make, constraint=circle, fused=True),
+            "Circle, eager": ours(make, constraint=circle, foreach=True),
+            "Circle": ours(make, constraint=circle),
             "SGD-m": sgd(make),
         }
 

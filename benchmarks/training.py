@@ -68,7 +68,7 @@ def _model(
     pairs = []
     for constraint, rules in constraints.items():
         goal = CIRCLE if constraint == "circle" else ORTHOGONAL
-        for way, settings in (("", {}), (", fused", {"fused": True})):
+        for way, settings in ((", default", {}), (", fused=True", {"fused": True})):
             label = f"{constraint}{way}"
             contenders[label] = _training(factory, data, _langevin(rules, **settings))
             pairs.append(Pair(f"training step, {name}: {label}", label, "SGD-m", goal))

@@ -224,7 +224,9 @@ def test_orthogonal_weights_leave_a_projection_to_the_next_kick(scheme):
 MATRICES = [(4, 4), (7, 3), (3, 7), (33, 70), (64, 64), (100, 40), (4, 2, 3, 3), (1, 5)]
 
 
-def orthogonal(fused: bool, shapes: list[tuple[int, ...]], steps: int, **settings: Any) -> Any:
+def orthogonal(
+    fused: bool | None, shapes: list[tuple[int, ...]], steps: int, **settings: Any
+) -> Any:
     """Orthogonal matrices after some steps of a force that depends on them."""
     generator = torch.Generator().manual_seed(0)
     params = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
@@ -277,6 +279,35 @@ def test_a_matrix_too_far_for_the_iteration_is_rescued_alone(shape):
         torch.testing.assert_close(
             b, a, rtol=0, atol=1e-4
         )  # the polar factor of a matrix of size 50
+
+
+@needs_compiler
+def test_constrained_groups_take_the_kernels_by_default():
+    """A circle's bits are those of the kernels, unless ``foreach`` is given; a flat group's are SGD's. The
+    momenta of orthogonal weights are cotangent, as they are without kernels."""
+    bits = {}
+    for key, settings in {
+        "default": {},
+        "fused": {"fused": True},
+        "foreach": {"foreach": True},
+        "single": {"foreach": False},
+        "ordinary": {"fused": False},
+    }.items():
+        p, q = (nn.Parameter(torch.linspace(-0.3, 0.3, 1001)) for _ in range(2))
+        groups = [{"params": [p], "constraint": hm.Circle(0.4)}, {"params": [q]}]
+        opt = hm.Langevin(groups, lr=0.05, **settings)
+        advance([p, q], opt, 10)
+        bits[key] = (p.detach(), q.detach())
+    assert torch.equal(bits["default"][0], bits["fused"][0])
+    for key in ("foreach", "single", "ordinary"):
+        assert not torch.equal(bits["default"][0], bits[key][0])
+        assert torch.equal(bits["default"][1], bits[key][1])
+        assert all(map(torch.equal, bits["ordinary"], bits[key]))
+    params, opt = orthogonal(None, [(7, 3), (3, 7)], 10)
+    for p in params:
+        Q, V = (t.detach().double() for t in (p, opt.state[p]["momentum_buffer"]))
+        S = Q.T @ V if len(Q) > len(Q.T) else Q @ V.T
+        assert (S + S.T).abs().max() < 20 * EPS * V.abs().max()
 
 
 @pytest.mark.filterwarnings("ignore:fused=True has no effect")
@@ -387,7 +418,7 @@ def test_without_a_compiler_everything_goes_on(variables, why):
     assert why in refused
     p = nn.Parameter(torch.tensor([0.1, 0.2]))
     p.grad = torch.ones(2)
-    hm.Langevin([p], constraint=hm.Circle(1.0), lr=0.1).step()
+    hm.Langevin([p], constraint=hm.Circle(1.0), lr=0.1, foreach=True).step()
     assert weights == str(p.tolist())
 
 

@@ -59,18 +59,25 @@ class Flow:
         *,
         foreach: bool = True,
         fused: bool = False,
+        lazy: bool = False,
         rescale: float = 1.0,
     ) -> None:
         """Apply the letters of a word, one after the other, to every tensor; before them, ``rescale``
-        the momenta, which keeps p = -sqrt(lr) v what it was if lr has changed."""
+        the momenta, which keeps p = -sqrt(lr) v what it was if lr has changed. ``fused`` takes compiled
+        kernels where there are; ``lazy`` may leave a projection to the next step."""
         if rescale != 1:
             for momenta in (x.v, x.eta):
                 if momenta:
                     torch._foreach_mul_(momenta, rescale)
         if fused and self._fused(x, g, word):
             return
-        x.lazy = fused and self.thermostat is None
-        x.native = x.lazy and self.constraint.drift_settles and native.fits([*x.q, *x.v, *g])
+        x.lazy = lazy and self.thermostat is None
+        x.native = (
+            fused
+            and self.thermostat is None
+            and self.constraint.drift_settles
+            and native.fits([*x.q, *x.v, *g])
+        )
         if self.constraint.separable and self.thermostat is None:
             for piece, grads, noises in self._pieces(x, g, word, foreach):
                 forces = self._forces(piece, grads)

@@ -58,11 +58,12 @@ class Langevin(Optimizer):
         generator: a generator to use instead of a seeded one, or `Replicas.noise()`.
         foreach: handle all tensors of a group in one call (default). False goes tensor by tensor:
             the same numbers, less memory.
-        fused: take the step of weights that are unconstrained, on circles or on spheres in one pass over
-            memory, by kernels that are compiled on first use: the same numbers to rounding. Tensors
-            that are not contiguous float32 on a CPU go the ordinary way; so does everything, with a
-            warning, where there is no C++ compiler. Orthogonal weights save two matrix products: the
-            momenta in ``state`` keep a normal part that the next kick takes off.
+        fused: take steps by kernels that are compiled on first use, in one pass over memory: the same
+            numbers to rounding. By default constrained groups do, where there is a C++ compiler, unless
+            ``foreach`` is given; unconstrained ones are SGD to the last bit. True is for all groups, and
+            orthogonal weights save two matrix products more: the momenta in ``state`` keep a normal part
+            that the next kick takes off. Tensors that are not contiguous float32 on a CPU, and schemes
+            with a thermostat, go the ordinary way.
         nonfinite: what to do when a gradient holds NaN or Inf: "raise", "skip" the step (counted in
             `report()`), or "allow" it without looking (if something else has looked already).
         capturable, differentiable: not supported; anything but the default raises.
@@ -116,7 +117,7 @@ class Langevin(Optimizer):
             "batch_dims": batch_dims,
             "maximize": maximize,
             "foreach": foreach is not False,
-            "fused": bool(fused),
+            "fused": False if fused is None and foreach is not None else fused,
             "nonfinite": nonfinite,
             "started": False,
             "fallbacks": 0,
@@ -180,7 +181,8 @@ class Langevin(Optimizer):
                 part.forces,
                 part.word,
                 foreach=part.group["foreach"],
-                fused=part.group["fused"],
+                fused=part.fused,
+                lazy=part.group["fused"] is True,
                 rescale=part.rescale(),
             )
         for part in parts:
@@ -364,7 +366,9 @@ class _Part:
 
     @property
     def fused(self) -> bool:
-        return bool(self.group["fused"])
+        """Whether to take the compiled kernels."""
+        asked = self.group["fused"]
+        return self.constraint is not _FREE if asked is None else bool(asked)
 
     def check_fresh(self) -> None:
         """Weights may have changed since the optimizer was built: can they still be placed?"""

@@ -168,8 +168,8 @@ def check_group(group: Group, i: int) -> None:
 
 def _check_fused(fused: object, i: int) -> None:
     """Whether the compiled kernels can be had; without a compiler the ordinary way serves as well."""
-    if not isinstance(fused, bool):
-        raise SettingError(f"group {i}: fused is {fused!r}; it must be True or False.")
+    if not isinstance(fused, bool | None):
+        raise SettingError(f"group {i}: fused is {fused!r}; it must be True, False or None.")
     if fused and (why := native.reason()) is not None:
         warnings.warn(
             f"fused=True has no effect: {why}. The numbers are the same, the steps slower.",

@@ -158,7 +158,7 @@ class Orthogonal(Constraint):
             self._unstack(x.v, index, W)
 
     def _drift_fused(self, x: Phase, index: list[int], h: float) -> None:
-        """The same with compiled kernels between the products, and without the last projection."""
+        """The same with compiled kernels between the products."""
         q, v = ([ts[i] for i in index] for ts in (x.q, x.v))
         stack = Stack(q, v, self._matrix(q[0]).shape, h)
         Q, W, G = stack.Q, stack.W, _gram_error(stack.B)
@@ -170,6 +170,8 @@ class Orthogonal(Constraint):
             new, moved = self._with_care(x, Q, W, normal, outcome, h)
             self._unstack(x.q, index, new)
             self._unstack(x.v, index, moved)
+        if not x.lazy:
+            self.settle_(Phase(q, v))
 
     def _with_care(
         self, x: Phase, Q: Tensor, W: Tensor, normal: Tensor, outcome: Outcome, h: float
