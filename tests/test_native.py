@@ -282,6 +282,24 @@ def test_a_matrix_too_far_for_the_iteration_is_rescued_alone(shape):
 
 
 @needs_compiler
+def test_what_others_in_a_stack_do_changes_no_bit():
+    results = []
+    for kind in ("an ordinary step", "a large multiplier", "too large a step"):
+        params, opt = orthogonal(True, [(9, 6)] * 2, 2)
+        calm, other = torch.randn(2, 9, 6, generator=torch.Generator().manual_seed(2))
+        normal = params[1].detach()
+        grads = {"an ordinary step": other, "a large multiplier": 1e3 * normal}
+        params[0].grad, params[1].grad = calm, grads.get(kind, 1e5 * other)
+        opt.step()
+        results.append(params[0].detach())
+        (report,) = opt.report().groups
+        assert report.fallbacks == (kind == "too large a step")
+        assert report.residual < 1e-6
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@needs_compiler
 def test_constrained_groups_take_the_kernels_by_default():
     """A circle's bits are those of the kernels, unless ``foreach`` is given; a flat group's are SGD's. The
     momenta of orthogonal weights are cotangent, as they are without kernels."""

@@ -164,12 +164,14 @@ class Orthogonal(Constraint):
         Q, W, G = stack.Q, stack.W, _gram_error(stack.B)
         outcome = stack.solve(_inner(Q, W), G, _enough(Q.dtype), self.max_iterations)
         normal = _times(Q, stack.M)
-        if outcome is None:
-            stack.move_(normal)
-        else:
-            new, moved = self._with_care(x, Q, W, normal, outcome, h)
-            self._unstack(x.q, index, new)
-            self._unstack(x.v, index, moved)
+        before = (Q, W) if outcome is None else (Q.clone(), W.clone())
+        stack.move_(normal)
+        if outcome is not None:
+            unusual = outcome[0] | outcome[1]  # the others keep their bits
+            careful = self._with_care(x, *before, normal, outcome, h)
+            for tensors, values in zip((x.q, x.v), careful, strict=True):
+                usual = self._stack(tensors, index)
+                self._unstack(tensors, index, torch.where(unusual, values, usual))
         if not x.lazy:
             self.settle_(Phase(q, v))
 
