@@ -196,7 +196,7 @@ def test_what_the_kernels_do_not_know_goes_the_ordinary_way():
         assert torch.equal(*results)
 
 
-@pytest.mark.filterwarnings("ignore:fused=True has no effect")
+@needs_compiler
 @pytest.mark.parametrize("scheme", ["OBA", "BAOAB", "EM", "BACDEDCAB"])
 def test_orthogonal_weights_leave_a_projection_to_the_next_kick(scheme):
     """The same weights to rounding (float64, 30 steps); the momenta differ by what is normal."""
@@ -376,6 +376,160 @@ def test_weights_that_were_changed_by_hand_return_to_their_circles(factor):
         assert (p.double() ** 2 + xi.double() ** 2 - 0.16).abs().max() < 0.16 * 8 * EPS
         results.append(p.detach())
     torch.testing.assert_close(*results, rtol=0, atol=20 * EPS)
+
+
+def twin(make: Any, steps: int = 10, **settings: Any) -> list[list[Tensor]]:
+    """Weights and state by default and in the ordinary way."""
+    results = []
+    for fused in (None, False):
+        params, constraint = make()
+        opt = hm.Langevin(
+            params, **{"lr": 0.05, "constraint": constraint, "seed": 1, "fused": fused, **settings}
+        )
+        advance(params, opt, steps)
+        results.append([t.detach() for p in params for t in (p, *opt.state[p].values())])
+    return results
+
+
+class Halved(hm.Circle):
+    """A constraint of a user's, which moves in a way of its own."""
+
+    def drift_(self, x: Any, h: float) -> None:
+        super().drift_(x, h / 2)
+
+
+class Slow(hm.Orthogonal):
+    def kick_(self, x: Any, g: Any, c: float) -> None:
+        super().kick_(x, g, c / 2)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        hm.Sphere(0.8, dim=1),
+        hm.Sphere(torch.tensor([0.8, 0.9, 1.0])),
+        hm.Circle(torch.full((4,), 0.4)),
+        Halved(0.4),
+        Slow(),
+    ],
+    ids=lambda c: type(c).__name__,
+)
+def test_manifolds_without_kernels_keep_their_bits_by_default(constraint):
+    def make() -> Any:
+        return [nn.Parameter(torch.linspace(-0.3, 0.3, 12).reshape(3, 4))], constraint
+
+    for a, b in zip(*twin(make, temperature=1e-3), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_default_dtype_does_not_matter(default, dtype):
+    def make() -> Any:
+        generator = torch.Generator().manual_seed(0)
+        q = [torch.randn(16, 9, generator=generator, dtype=torch.float32) for _ in range(4)]
+        return [nn.Parameter(t.to(dtype)) for t in q], hm.Orthogonal()
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        results = twin(make, lr=0.01)
+    finally:
+        torch.set_default_dtype(before)
+    # Ten steps of rounding; a momentum is up to ten gradients.
+    for a, b in zip(*results, strict=True):
+        atol = 100 * torch.finfo(dtype).eps * max(1.0, b.abs().max().item())
+        torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
+def test_wrappers_of_tensors_go_the_ordinary_way():
+    class Wrapped(Tensor):
+        pass
+
+    assert not native.fits([torch.zeros(3).as_subclass(Wrapped)])
+    assert not native.fits([torch.zeros(3, dtype=torch.complex64).conj().imag])  # negated lazily
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["Circle", "Sphere", "Orthogonal"])
+def test_autograd_sees_that_weights_have_changed(name):
+    constraint = hm.Orthogonal() if name == "Orthogonal" else MANIFOLDS[name]()
+    w = nn.Parameter(torch.eye(3)[:2].clone())
+    opt = hm.Langevin([w], lr=0.1, constraint=constraint)
+    x = torch.ones(4, 3, requires_grad=True)
+    y = (x @ w.T).sum()
+    w.grad = torch.ones(2, 3)
+    opt.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y, x)
+
+
+def test_nothing_to_look_at_is_finite(monkeypatch):
+    """Without kernels, no gradient, or none that anybody wants looked at."""
+    monkeypatch.setattr("holonomic.native.build._library", lambda: "none here")
+    p = nn.Parameter(torch.full((3,), 0.1))
+    hm.Langevin([p], constraint=hm.Circle(1.0)).step()
+    assert torch.equal(p.detach(), torch.full((3,), 0.1))
+    p.grad = torch.ones(3)
+    hm.Langevin([p], constraint=hm.Circle(1.0), nonfinite="allow").step()
+    assert not torch.equal(p.detach(), torch.full((3,), 0.1))
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [1e5, 1e12, 1e20, 1e30])
+def test_any_gradient_leaves_weights_on_their_circles(size):
+    p = nn.Parameter(torch.linspace(-0.9, 0.9, 65))
+    opt = hm.Langevin([p], lr=0.1, constraint=hm.Circle(1.0))
+    p.grad = size * torch.linspace(-1, 1, 65)
+    opt.step()
+    assert opt.report().groups[0].residual < 4 * EPS
+    with torch.no_grad():
+        p[0] = math.nan
+    assert math.isnan(opt.report().groups[0].residual)
+
+
+@needs_compiler
+def test_a_circle_keeps_its_bits_whatever_its_neighbours_do():
+    results = []
+    for factor in (1.0, 3.0):
+        p = nn.Parameter(torch.linspace(-0.39, 0.39, 1000).reshape(2, 500).clone())
+        opt = hm.Langevin([p], lr=0.05, constraint=hm.Circle(0.4, batch_dims=1))
+        advance([p], opt, 2)
+        with torch.no_grad():
+            p[1] *= factor
+        advance([p], opt, 5)
+        results.append(p[0].detach())
+    assert torch.equal(*results)
+
+
+def test_no_rows_and_long_words():
+    empty = nn.Parameter(torch.zeros(0, 4))
+    opt = hm.Langevin([empty], constraint=hm.Sphere(1.0))
+    advance([empty], opt, 2)
+
+    def make() -> Any:
+        return [nn.Parameter(torch.eye(4)[:3].clone())], hm.Orthogonal()
+
+    for a, b in zip(*twin(make, scheme="OB" * 9 + "A", lr=0.01), strict=True):
+        torch.testing.assert_close(a, b, rtol=100 * EPS, atol=100 * EPS)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dim", [0, None])
+def test_noise_comes_in_the_order_of_the_ordinary_way(dim):
+    def make() -> Any:
+        q = [nn.Parameter(torch.linspace(-0.3, 0.3, 12).reshape(3, 4)) for _ in range(2)]
+        return q, hm.Sphere(0.8, dim=dim)
+
+    for a, b in zip(*twin(make, scheme="BOAOB", temperature=0.1), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=200 * EPS * max(1.0, b.abs().max().item()))
+
+
+def test_foreach_of_a_group_is_for_that_group():
+    p, q = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+    groups = [{"params": [p], "foreach": True}, {"params": [q]}]
+    opt = hm.Langevin(groups, constraint=hm.Circle(1.0))
+    assert [g["fused"] for g in opt.param_groups] == [False, None]
 
 
 @needs_compiler

@@ -70,12 +70,13 @@ class Flow:
                 if momenta:
                     torch._foreach_mul_(momenta, rescale)
         if fused and self._fused(x, g, word):
+            _written(x)
             return
         x.lazy = lazy and self.thermostat is None
         x.native = (
             fused
             and self.thermostat is None
-            and self.constraint.drift_settles
+            and self.constraint.native_drift
             and native.fits([*x.q, *x.v, *g])
         )
         if self.constraint.separable and self.thermostat is None:
@@ -94,6 +95,8 @@ class Flow:
                 self._letter(part, force, word, k, substep, self._draw(substep, part))
         if len(parts) > 1:
             x.fallbacks += sum(part.fallbacks for part, _ in parts)
+        if x.native:
+            _written(x)
 
     def _letter(
         self,
@@ -182,12 +185,16 @@ class Flow:
         if not noisy and not isinstance(step, native.SphereStep):
             step.all(x.q, x.v, x.xi, g)
             return True
+        # In the order of the ordinary way: a word at a time, or else a letter at a time.
+        drawn = [] if self.constraint.separable else self._draws(word, x)
         for i, q in enumerate(x.q):
             v, xi, eta = (ts[i] if ts else None for ts in (x.v, x.xi, x.eta))
             if isinstance(step, native.SphereStep):
                 assert kernel.rows is not None
-                rows = q.view(kernel.rows(q), -1)
-                step.rows(rows, v, xi, eta, g[i], self._draws(word, x.single(i)))
+                noises = [(R[i : i + 1], S[i : i + 1]) for R, S in drawn]
+                if q.numel():
+                    rows = q.view(kernel.rows(q), -1)
+                    step.rows(rows, v, xi, eta, g[i], noises or self._draws(word, x.single(i)))
             elif isinstance(self.noise, CounterNoise):
                 places = [self._reserve(self.noise, s, q, xi) for s in word]
                 step.with_stream(q, v, xi, g[i], self.noise.keys, places)
@@ -200,7 +207,7 @@ class Flow:
         the projection itself; and say how many letters that were."""
         kicks = list(takewhile(lambda s: s.letter in ("B", "O") and not self._noisy(s), word))
         drift = len(kicks) < len(word) and word[len(kicks)].letter == "A"
-        if not (kicks and drift and self.lr):
+        if not (kicks and drift and self.lr) or len(kicks) > native.LETTERS:
             return 0
         letters = [self._numbers(s, _FLAT) for s in kicks]
         step = native.Step(letters, 1.0, -1.0 if self.maximize else 1.0, self.weight_decay)
@@ -315,6 +322,11 @@ class Flow:
         if self.lr:
             sigma = math.sqrt(2 * self.temperature * self.lr)
             self.constraint.displace_(x, g, self.lr, sigma, R, S)
+
+
+def _written(x: Phase) -> None:
+    """Tell autograd, which does not see the kernels, that tensors have changed."""
+    torch.autograd.graph.increment_version([*x.q, *x.v, *x.xi, *x.eta])
 
 
 def _together(

@@ -56,14 +56,14 @@ class Langevin(Optimizer):
         seed: seed of the optimizer's own generator. Without one, it is drawn from torch's global
             generator when noise is first needed.
         generator: a generator to use instead of a seeded one, or `Replicas.noise()`.
-        foreach: handle all tensors of a group in one call (default). False goes tensor by tensor:
-            the same numbers, less memory.
+        foreach: True handles all tensors of a group in one call of torch's, False goes tensor by tensor:
+            the same numbers, less memory. Neither (the default) is the first, but see ``fused``.
         fused: take steps by kernels that are compiled on first use, in one pass over memory: the same
             numbers to rounding. By default constrained groups do, where there is a C++ compiler, unless
             ``foreach`` is given; unconstrained ones are SGD to the last bit. True is for all groups, and
             orthogonal weights save two matrix products more: the momenta in ``state`` keep a normal part
-            that the next kick takes off. Tensors that are not contiguous float32 on a CPU, and schemes
-            with a thermostat, go the ordinary way.
+            that the next kick takes off. Tensors that are not contiguous float32 on a CPU (16 bits are
+            computed so), and schemes with a thermostat, go the ordinary way.
         nonfinite: what to do when a gradient holds NaN or Inf: "raise", "skip" the step (counted in
             `report()`), or "allow" it without looking (if something else has looked already).
         capturable, differentiable: not supported; anything but the default raises.
@@ -134,6 +134,8 @@ class Langevin(Optimizer):
         before = len(self.param_groups)
         settings.check_keys(param_group, before, self.defaults)
         param_group = settings.listed(param_group, self.param_groups)
+        if "foreach" in param_group:
+            param_group.setdefault("fused", False)
         super().add_param_group(param_group)
         try:
             settings.check_group(self.param_groups[before], before)
@@ -182,7 +184,7 @@ class Langevin(Optimizer):
                 part.word,
                 foreach=part.group["foreach"],
                 fused=part.fused,
-                lazy=part.group["fused"] is True,
+                lazy=part.group["fused"] is True and native.reason() is None,
                 rescale=part.rescale(),
             )
         for part in parts:
@@ -279,7 +281,7 @@ class Langevin(Optimizer):
             if group["fused"] and constraint.drift_settles and not scheme.overdamped:
                 x = x.map(torch.clone)
                 constraint.settle_(x)  # what the next step would do first
-            residual = max(residual, constraint.residual(x))
+            residual = _worse(residual, constraint.residual(x))
             if not scheme.overdamped:
                 cotangency = constraint.cotangency(x)
                 energy = float(group["lr"]) * constraint.kinetic(x)
@@ -385,6 +387,11 @@ class _Part:
             self.group["last_lr"] = float(self.group["lr"])
 
 
+def _worse(a: float, b: float) -> float:
+    """The larger of two errors; NaN is the largest."""
+    return a if math.isnan(a) or a > b else b
+
+
 def _friction(group: Group) -> float:
     """The mean adaptive friction of a group."""
     friction = group["friction"]
@@ -399,6 +406,8 @@ def _dof(params: list[Tensor], constraint: Constraint) -> int:
 
 def _finite(grads: list[Tensor], fused: bool) -> bool:
     """Whether the sum of all norms is finite: one number to wait for a device. An overflow says no."""
+    if not grads:
+        return True
     if fused and native.fits(grads):
         return native.finite(grads)
     devices: dict[torch.device, list[Tensor]] = {}

@@ -150,7 +150,7 @@ class CounterNoise(_StackedNoise):
         self._place = 0
 
     def like(self, tensor: Tensor) -> Tensor:
-        drawn = torch.empty(tensor.shape)
+        drawn = torch.empty(tensor.shape, dtype=torch.float32, device="cpu")
         native.normal_(drawn, self.reserve(tensor), self._keys)
         return drawn.to(tensor.dtype)
 

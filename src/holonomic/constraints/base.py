@@ -64,8 +64,14 @@ class Constraint:
 
     @property
     def kernel(self) -> "Kernel | None":
-        """What the compiled kernels need to know; None if they do not have this manifold."""
+        """What the compiled kernels need to know; None if they do not have this manifold. They do not know
+        what a subclass changes, so it has none unless it says so itself."""
         return None
+
+    @property
+    def native_drift(self) -> bool:
+        """Whether `drift_` takes compiled kernels, and momenta are kicked as in flat space."""
+        return False
 
     @property
     def has_slack(self) -> bool:

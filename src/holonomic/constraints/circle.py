@@ -62,7 +62,9 @@ class Circle(Constraint):
 
     @property
     def kernel(self) -> Kernel | None:
-        return None if isinstance(self.radius, Tensor) else Kernel(self.radius, angular=True)
+        if isinstance(self.radius, Tensor) or type(self) is not Circle:
+            return None
+        return Kernel(self.radius, angular=True)
 
     def check(self, q: Sequence[Tensor], names: Sequence[str]) -> None:
         for t, name in zip(q, names, strict=True):

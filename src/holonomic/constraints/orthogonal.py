@@ -62,6 +62,10 @@ class Orthogonal(Constraint):
                 f"Orthogonal: max_iterations is {self.max_iterations}; it must be at least 1."
             )
 
+    @property
+    def native_drift(self) -> bool:
+        return type(self) is Orthogonal
+
     def check(self, q: Sequence[Tensor], names: Sequence[str]) -> None:
         for t, name in zip(q, names, strict=True):
             require_dims(

@@ -71,7 +71,7 @@ class Sphere(Constraint):
 
     @property
     def kernel(self) -> Kernel | None:
-        if isinstance(self.radius, Tensor) or self.dim not in (0, None):
+        if isinstance(self.radius, Tensor) or self.dim not in (0, None) or type(self) is not Sphere:
             return None
         return Kernel(self.radius, rows=lambda t: self._systems(t) * self._rows(t))
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from holonomic.native.build import LETTERS, Stored, Stream, Unavailable, Word, library, reason
 
@@ -24,6 +25,8 @@ __all__ = [
     "table",
 ]
 
+_PLAIN = (Tensor, Parameter)
+
 Noises = tuple[list[Tensor], list[Tensor]]
 
 
@@ -36,11 +39,14 @@ class Letter(NamedTuple):
 
 
 def fits(tensors: Sequence[Tensor]) -> bool:
-    """Whether there are kernels for these tensors: float32, on the CPU, contiguous."""
+    """Whether there are kernels for these tensors: plain ones (a wrapper may have no memory of its own),
+    float32, on the CPU, contiguous."""
     if reason() is not None:
         return False
-    for t in tensors:  # noqa: SIM110 (twice as fast as all, and there may be hundreds)
+    for t in tensors:
         if not (t.dtype is torch.float32 and t.is_cpu and t.is_contiguous()):
+            return False
+        if type(t) not in _PLAIN or t.is_neg():
             return False
     return True
 

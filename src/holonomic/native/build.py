@@ -51,7 +51,7 @@ def _library() -> ctypes.CDLL | str:
         if not path.exists():
             _compile(compiler, path)
         return _declared(ctypes.CDLL(str(path)))
-    except (Unavailable, OSError) as error:
+    except (Unavailable, OSError, RuntimeError, ValueError) as error:  # no home directory, say
         return str(error)
 
 
@@ -90,6 +90,7 @@ def _compile(compiler: str, path: Path) -> None:
                 [*command, "-o", temporary],
                 capture_output=True,
                 text=True,
+                errors="replace",
                 timeout=120,
                 check=False,
             )

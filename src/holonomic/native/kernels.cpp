@@ -104,6 +104,12 @@ inline void sincos(float a, float& s, float& c) {
     c = as_float(as_bits(swap ? s0 : c0) ^ (((quadrant + 1u) & 2u) << 30));
 }
 
+// The same for angles so large that their last digit is more than a turn.
+inline void sincos_exact(float a, float& s, float& c) {
+    s = std::sin(a);
+    c = std::cos(a);
+}
+
 inline float log_unit(float u) {  // natural logarithm of a normal number
     uint32_t bits = as_bits(u);
     const int32_t exponent = static_cast<int32_t>(bits - 0x3f3504f3u) >> 23;  // mantissa near 1
@@ -169,8 +175,9 @@ void rotate(const Block& b, float h, float r) {
         q[i] = new_q * scale;
         xi[i] = new_xi * scale;
     }
-    if (!(top < 1e-4f))
-        for (int64_t i = 0; i < b.n; ++i) to_circle(q[i], xi[i], r);
+    if (top < 1e-4f) return;
+    for (int64_t i = 0; i < b.n; ++i)  // those that are right keep their bits
+        if (!(std::fabs((q[i] * q[i] + xi[i] * xi[i]) * per - 1.0f) < 1e-6f)) to_circle(q[i], xi[i], r);
 }
 
 template <bool CIRCLE>
@@ -181,10 +188,13 @@ void letter(char name, const Block& b, float x, float y, float r) {
     switch (name) {
         case 'A':
             if (CIRCLE) {
-                if (largest(v, n) * std::fabs(x) < 0.785f)
+                const float angle = largest(v, n) * std::fabs(x);
+                if (angle < 0.785f)
                     rotate<sincos_octant>(b, x, r);
-                else
+                else if (angle < 1e4f)
                     rotate<sincos>(b, x, r);
+                else
+                    rotate<sincos_exact>(b, x, r);
             } else {
                 for (int64_t i = 0; i < n; ++i) q[i] -= x * v[i];
             }

@@ -27,7 +27,7 @@ class Stack:
             self.Q, self.W = q[0].view(shape), v[0].view(shape)
             self.B = torch.sub(self.Q, self.W, alpha=h)
         else:
-            self.Q, self.W, self.B = (torch.empty(len(q), *shape) for _ in range(3))
+            self.Q, self.W, self.B = (q[0].new_empty((len(q), *shape)) for _ in range(3))
             self._call("gather", self._q, self._v, *addresses((self.Q, self.W, self.B)))
 
     def solve(
@@ -40,7 +40,7 @@ class Stack:
         threads = torch.get_num_threads()
         self.M, D, T = (torch.empty_like(C) for _ in range(3))
         library().holonomic_orthogonal_begin(count, s, self.h, *addresses((C, self.M, D)), threads)
-        state = torch.zeros(C.shape[:-2], dtype=torch.uint8)
+        state = C.new_zeros(C.shape[:-2], dtype=torch.uint8)
         numbers = addresses((G, T, self.M, D, state))
         for _ in range(iterations):
             torch.matmul(D.mT, self.M, out=T)
