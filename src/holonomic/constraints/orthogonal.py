@@ -138,7 +138,9 @@ class Orthogonal(Constraint):
     def drift_(self, x: Phase, h: float) -> None:
         for index in self._stacks(x.q):
             if x.native:
-                self._drift_fused(x, index, h)
+                alone = x.q[index[0]].numel() > _WORTH_STACKING
+                for part in [[i] for i in index] if alone else [index]:
+                    self._drift_fused(x, part, h)
                 continue
             Q, W = self._stack(x.q, index), self._stack(x.v, index)
             C = _inner(Q, W)
@@ -169,15 +171,18 @@ class Orthogonal(Constraint):
         outcome = stack.solve(_inner(Q, W), G, _enough(Q.dtype), self.max_iterations)
         normal = _times(Q, stack.M)
         before = (Q, W) if outcome is None else (Q.clone(), W.clone())
-        stack.move_(normal)
+        stacked = outcome is not None or not x.lazy  # there is more to do
+        stack.move_(normal, within=stacked)
         if outcome is not None:
             unusual = outcome[0] | outcome[1]  # the others keep their bits
-            careful = self._with_care(x, *before, normal, outcome, h)
-            for tensors, values in zip((x.q, x.v), careful, strict=True):
-                usual = self._stack(tensors, index)
-                self._unstack(tensors, index, torch.where(unusual, values, usual))
+            new, moved = self._with_care(x, *before, normal, outcome, h)
+            Q.copy_(torch.where(unusual, new, Q))
+            W.copy_(torch.where(unusual, moved, W))
         if not x.lazy:
-            self.settle_(Phase(q, v))
+            _tangent_(Q, W)
+        if stacked:
+            self._unstack(x.q, index, Q)
+            self._unstack(x.v, index, W)
 
     def _with_care(
         self, x: Phase, Q: Tensor, W: Tensor, normal: Tensor, outcome: Outcome, h: float
@@ -251,6 +256,10 @@ class Orthogonal(Constraint):
         pairs = zip(x.q, x.v, strict=True)
         products = [_inner(self._matrix(q), self._matrix(v)) for q, v in pairs]
         return largest([p + p.mT for p in products])
+
+
+#: Numbers of a matrix up to which a product of a stack is worth the copies it needs.
+_WORTH_STACKING = 1 << 15
 
 
 def _enough(dtype: torch.dtype) -> float:

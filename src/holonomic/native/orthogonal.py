@@ -51,9 +51,12 @@ class Stack:
         large = (state == _LARGE)[..., None, None]
         return ~(large | (state == _DONE)[..., None, None]), large
 
-    def move_(self, normal: Tensor) -> None:
-        """q <- Q - h W - Q M and v <- W + Q M / h, from the normal part Q M."""
-        self._call("move", *addresses((self.Q, self.W, normal)), self._q, self._v)
+    def move_(self, normal: Tensor, within: bool) -> None:
+        """q <- Q - h W - Q M and v <- W + Q M / h, from the normal part Q M; or ``within`` Q and W."""
+        q, v = self._q, self._v
+        if within and self._count > 1:
+            q, v = (table(addresses(stack.unbind())) for stack in (self.Q, self.W))
+        self._call("move", *addresses((self.Q, self.W, normal)), q, v)
 
     def _call(self, name: str, *tensors: object) -> None:
         kernel = getattr(library(), f"holonomic_orthogonal_{name}")
