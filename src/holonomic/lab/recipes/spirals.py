@@ -19,10 +19,9 @@ SGLD = Arm("SGLD", **_SHALLOW, temperature=5e-5)
 C_SGLD = Arm("C-SGLD", **_SHALLOW, temperature=5e-5, constraints=CIRCLES)
 FIVE = (SGD, SGD_WD, C_SGD, SGLD, C_SGLD)
 
-_SETTING = (
+_NETWORK = (
     "2-turn spiral (4.59), 100 training and 2000 test points, batches of 2; ReLU network with one "
-    "hidden layer of 500 nodes, binary cross entropy; h = 0.05 for all, weight decay 1e-4, circles "
-    "r0 = 1, r1 = 5, temperature 5e-5"
+    "hidden layer of 500 nodes, binary cross entropy"
 )
 
 
@@ -36,7 +35,8 @@ def fig1() -> Experiment:
     return Experiment(
         id="fig1",
         title="noise and magnitude constraints on the two-turn spiral (Figures 1 and 2)",
-        setting=_SETTING,
+        setting=f"{_NETWORK}; h = 0.05 for all, weight decay 1e-4, circles r0 = 1, r1 = 5, temperature "
+        "5e-5",
         data=TWO_TURNS,
         arms=FIVE,
         epochs=10_000,
@@ -89,9 +89,10 @@ def fig3() -> Experiment:
         fig1(),
         id="fig3",
         title="the constraint's size controls the sharpness of the classifier (Figure 3)",
+        setting=f"{_NETWORK}; C-SGLD with h = 0.05, temperature 5e-5, circles r0 as named and r1 = 5",
         arms=arms,
         runs=20,
-        draws=0,
+        draws=20,
         figures=("boundaries", "curves", "slopes"),
         metrics=("test_accuracy", "test_loss", "slope"),
         claims=(
@@ -112,9 +113,10 @@ def table4_5() -> Experiment:
         fig1(),
         id="table4.5",
         title="C-SGLD over the temperature (Table 4.5, Figure 4.11)",
+        setting=f"{_NETWORK}; C-SGLD with h = 0.05, circles r0 = 1, r1 = 5",
         arms=arms,
         runs=20,
-        draws=0,
+        draws=20,
         figures=("curves", "curvature"),
         metrics=("test_accuracy", "test_loss", "curvature_mean", "curvature_median"),
         claims=(
