@@ -221,15 +221,15 @@ def test_gaussian_weights_and_shared_starts():
 @pytest.mark.parametrize("arm", SMALL.arms, ids=lambda arm: arm.name)
 def test_every_kind_of_arm_goes_on_bitwise(arm, after, tmp_path):
     e = replace(SMALL, snapshots=(1, 4))
-    _compare_resumed(e, arm, after, tmp_path)
+    _assert_resumed_bitwise(e, arm, after, tmp_path)
 
 
 def test_arms_on_shared_data_go_on_bitwise(table, tmp_path):
     for arm in table.arms:
-        _compare_resumed(table, arm, 3, tmp_path / arm.slug)
+        _assert_resumed_bitwise(table, arm, 3, tmp_path / arm.slug)
 
 
-def _compare_resumed(e, arm, after, folder):
+def _assert_resumed_bitwise(e, arm, after, folder):
     whole = trained(e, arm, folder / "whole")
     stop = Stop()
 

@@ -24,7 +24,7 @@ BLOCK = 1 << 17
 
 Noises = tuple[list[Tensor], list[Tensor]]
 
-_FLAT = Kernel(1.0)
+_FLAT = Kernel(0.0)
 
 
 class Flow:
@@ -210,7 +210,7 @@ class Flow:
         if not (kicks and drift and self.lr) or len(kicks) > native.LETTERS:
             return 0
         letters = [self._numbers(s, _FLAT) for s in kicks]
-        step = native.Step(letters, 1.0, -1.0 if self.maximize else 1.0, self.weight_decay)
+        step = native.Step(letters, _FLAT.radius, -1.0 if self.maximize else 1.0, self.weight_decay)
         step.all(x.q, x.v, [], g)
         return len(kicks)
 
