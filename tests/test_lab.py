@@ -24,7 +24,7 @@ from holonomic.lab.experiment import Claim, experiment, experiments
 from holonomic.lab.measures import binary_loss, boundary, curvature
 from holonomic.lab.models import mlp
 from holonomic.lab.real import RealExperiment
-from holonomic.lab.report import markdown, write_report
+from holonomic.lab.report import markdown, overview, write_report
 from holonomic.lab.runner import adjusted, run
 from holonomic.lab.screen import Screen
 from holonomic.lab.statistics import judge, summarize
@@ -421,3 +421,17 @@ def test_an_arm_run_elsewhere_in_the_same_way_is_not_run_again(finished):
     third = out.parent / f"{out.name}-longer"
     run(longer, third, quiet(), workers=1)
     assert json.loads((third / "SGD.json").read_text())["curves"]["epoch"][-1] == 7
+
+
+def test_the_overview_leaves_out_what_has_no_page(tmp_path):
+    (tmp_path / "fig1").mkdir()
+    summary = {
+        "config": {"runs": 1, "draws": 0, "epochs": 2},
+        "seconds": 0,
+        "arms": {},
+        "verdicts": [],
+    }
+    (tmp_path / "fig1" / "summary.json").write_text(json.dumps(summary))
+    assert "fig1" not in overview(tmp_path, experiments())
+    (tmp_path / "fig1" / "README.md").write_text("a page")
+    assert "[fig1](fig1/README.md)" in overview(tmp_path, experiments())

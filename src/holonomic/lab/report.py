@@ -110,7 +110,7 @@ def overview(folder: Path, known: dict[str, Experiment]) -> str:
     tried = [["experiment", "what", "methods", "epochs", "runs + draws", "training"]]
     for name, e in known.items():
         path = folder / name / "summary.json"
-        if not path.exists():
+        if not (path.exists() and path.with_name("README.md").exists()):  # one that was only begun
             continue
         summary = json.loads(path.read_text())
         config, link = summary["config"], f"[{name}]({name}/README.md)"
