@@ -454,6 +454,15 @@ def test_a_search_and_its_experiment_on_real_images_from_end_to_end(tmp_path, mo
     again = replace(same_sizes, id="other", arms=e.arms[:1], claims=())
     runner.run(again, tmp_path / "other", quiet(), workers=1)
     assert (tmp_path / "other" / "SGD-m.json").read_bytes() == (out / "SGD-m.json").read_bytes()
+    # So are the first runs of one that has more, whatever its curves are recorded at.
+    fewer = replace(again, id="fewer", runs=1, records=2)
+    runner.run(fewer, tmp_path / "fewer", quiet(), workers=1)
+    found, whole = (
+        json.loads((tmp_path / name / "SGD-m.json").read_text()) for name in ("fewer", "other")
+    )
+    assert found["curves"]["epoch"] == [1, 2, 3, 4]
+    assert found["finals"] == {name: values[:1] for name, values in whole["finals"].items()}
+    assert [len(row) for row in found["curves"]["test_loss"]] == [1] * 4
 
 
 def small_cifar(name: str, **changes) -> RealExperiment:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from holonomic.lab.experiment import described
-from holonomic.lab.files import previous, write_bytes, write_json
+from holonomic.lab.files import previous, write_json
 from holonomic.lab.measures import LESS_IS_BETTER
 from holonomic.lab.real.experiment import Method, RealExperiment
 from holonomic.lab.real.task import prefetch
@@ -134,17 +134,31 @@ def _key(e: RealExperiment, arm: Method) -> str:
     """Equal keys, equal numbers: everything an arm's results depend on."""
     parts = {**e.config(), "arms": described(arm), "search": None, "metrics": e.metrics}
     del parts["id"]
+    if not e.draws:  # the first runs are the same, however many follow
+        del parts["runs"]
+    if "valid_loss" not in e.metrics:  # that is the lowest of all records; the others are the last
+        del parts["records"]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _borrow(e: RealExperiment, arm: Method, out: Path) -> None:
-    """Copy an arm that another experiment beside this one has run already, exactly so."""
-    mine = _path(arm, out)
+    """Copy an arm that another experiment beside this one has run already, exactly so; of more runs
+    than are asked for, the first."""
+    mine, key, wanted = _path(arm, out), _key(e, arm), e.runs + e.draws
     for other in sorted(out.parent.glob("*/*.json")):
         if mine.exists() or other.name != mine.name:
             continue
-        if json.loads(other.read_text()).get("key") == _key(e, arm):
-            write_bytes(mine, other.read_bytes())
+        found = json.loads(other.read_text())
+        there = max((len(values) for values in found.get("finals", {}).values()), default=0)
+        if found.get("key") != key or there < wanted:
+            continue
+        curves = {
+            name: values if name == "epoch" else [row[:wanted] for row in values]
+            for name, values in found["curves"].items()
+        }
+        finals = {name: values[:wanted] for name, values in found["finals"].items()}
+        seconds = found["seconds"] * wanted / there
+        write_json(mine, {**found, "seconds": seconds, "curves": curves, "finals": finals})
 
 
 def best(e: RealExperiment, arm: Method, found: dict[str, Any]) -> Method:

@@ -87,7 +87,7 @@ def table2_wikitext2() -> RealExperiment:
         data=Source("wikitext-2", batch=128),
         model=("transformer", 33_278),
         arms=(ours, sgd, decayed),
-        micro=8,
+        micro=4,
         claims=_claims("valid_loss", ours, sgd, decayed),
         paper={
             ours.name: {"valid_loss": 5.09},
