@@ -171,6 +171,18 @@ def test_the_loss_of_a_text_is_that_of_every_word_alone():
 
 
 @pytest.mark.usefixtures("toy")
+def test_a_part_of_a_text_is_its_beginning():
+    part = task.make_task(replace(TEXT, data=replace(TEXT.data, train=100)), 0)
+    whole = task.make_task(TEXT, 0)
+    for mine, theirs in zip(part.train, whole.train, strict=True):
+        assert torch.equal(mine, theirs[:14])  # pieces of 7 words
+    assert [len(x) for x, _ in part.valid] == [len(x) for x, _ in whole.valid]
+    for words in (5, 401):
+        with pytest.raises(hm.errors.SettingError, match=f"ptb: train is {words} words"):
+            task.make_task(replace(TEXT, data=replace(TEXT.data, train=words)), 0)
+
+
+@pytest.mark.usefixtures("toy")
 def test_the_test_text_chooses_nothing():
     text = task.make_task(TEXT, 0)
     curves = {

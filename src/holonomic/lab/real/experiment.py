@@ -23,7 +23,8 @@ class Source:
     shuffles all images before it takes its own. The last ``validation`` training images can be held
     out: they are then what is measured instead of the test images, which are not touched.
 
-    Text: pieces of ``length`` words, trained in batches of ``batch`` pieces; there is one draw only.
+    Text: pieces of ``length`` words of the first ``train`` (0: all), in batches of ``batch`` pieces;
+    validation and test are whole, and there is one draw only.
     """
 
     name: str

@@ -163,7 +163,13 @@ def make_task(e: RealExperiment, draw: int) -> Task:
     if isinstance(found, Images):
         return _images(e, found, draw)
     device, length = torch.device(e.device), e.data.length
-    train = windows(found.train.to(device), length)
+    words = e.data.train or len(found.train)
+    if not length < words <= len(found.train):
+        raise SettingError(
+            f"{e.data.name}: train is {words} words; it must be more than length={length} and at most "
+            f"{len(found.train)}."
+        )
+    train = windows(found.train[:words].to(device), length)
     valid, test = (pieces(part.to(device), length) for part in (found.valid, found.test))
     return TextTask(train, valid, test)
 

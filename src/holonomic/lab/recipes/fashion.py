@@ -119,7 +119,7 @@ def table4_3() -> RealExperiment:
         arms=tuple(arms),
         claims=tuple(claims),
         paper=paper,
-        runs=3,
+        runs=2,
         records=10,
     )
 
@@ -145,7 +145,7 @@ def sphere() -> RealExperiment:
         setting=f"{_SETTING}; s-CoLA-ud with the same h and gamma, r0 = {_RADII[0]:g}, "
         f"r1 = {_RADII[1]:g}; no slack is explicit weight normalization",
         arms=(bounded, fixed, *warm, C_COLA, SGD, SGD_WD),
-        runs=3,
+        runs=2,
         records=10,
         claims=(
             _beats(bounded, SGD, "test_accuracy", "s-CoLA-ud is more accurate than SGD-m"),
