@@ -238,7 +238,7 @@ class Langevin(Optimizer):
     def _refused(self, parts: list["_Part"]) -> bool:
         """Whether the step must be skipped for NaN or Inf in a gradient; raises if asked to."""
         guarded = [part for part in parts if part.group["nonfinite"] != "allow"]
-        if _finite([g for part in guarded for g in part.grads], all(p.fused for p in guarded)):
+        if _finite([g for part in guarded for g in part.grads], any(p.fused for p in guarded)):
             return False
         for part in guarded:
             for name, g in zip(part.names(part.params), part.grads, strict=True):
