@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import holonomic as hm
 from cases import advance, build, copies
 from holonomic import native
+from holonomic.constraints.orthogonal import _next_residual
 from holonomic.errors import CheckpointError, SettingError
 from holonomic.native.build import library
 
@@ -221,7 +222,10 @@ def test_orthogonal_weights_leave_a_projection_to_the_next_kick(scheme):
             assert (S + S.T).abs().max() > 1e-6  # there was something left to take off
 
 
-MATRICES = [(4, 4), (7, 3), (3, 7), (33, 70), (64, 64), (100, 40), (4, 2, 3, 3), (1, 5)]
+MATRICES = [
+    *[(4, 4), (7, 3), (3, 7), (33, 70), (64, 64), (100, 40), (4, 2, 3, 3), (1, 5)],
+    *[(190, 180), (180, 190)],  # too large for a step within the cache
+]
 
 
 def orthogonal(
@@ -241,7 +245,7 @@ def orthogonal(
 @pytest.mark.parametrize("temperature", [0.0, 1e-4])
 def test_kernels_between_products_change_rounding_alone(scheme, temperature):
     """Single matrices and stacks, tall and wide, of sizes that fill tiles and that do not."""
-    shapes = [shape for shape in MATRICES for _ in range(1 + (shape[0] != 100))]
+    shapes = [shape for shape in MATRICES for _ in range(1 + (shape[0] < 100))]
     settings = {
         "scheme": scheme,
         "temperature": temperature,
@@ -252,7 +256,7 @@ def test_kernels_between_products_change_rounding_alone(scheme, temperature):
     fused, opt = orthogonal(True, shapes, 20, **settings)
     (report,) = opt.report().groups
     assert report.fallbacks == 0
-    assert report.residual < 2e-6  # a float32 Gram matrix of rows of 100: sqrt(100) eps
+    assert report.residual < 2e-6  # a float32 Gram matrix of rows of 190: sqrt(190) eps
     assert math.isnan(report.kinetic_temperature) or report.cotangency < 1e-4 * temperature + 1e-4
     # 20 steps of products that round sums of up to 100 numbers below 1, and pass errors on.
     for a, b in zip(plain, fused, strict=True):
@@ -279,6 +283,48 @@ def test_a_matrix_too_far_for_the_iteration_is_rescued_alone(shape):
         torch.testing.assert_close(
             b, a, rtol=0, atol=1e-4
         )  # the polar factor of a matrix of size 50
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (180, 190)])
+def test_of_matrices_in_one_tensor_only_those_too_far_are_rescued(shape):
+    """The second of three takes a step far too large, and the others do what they do without it."""
+    results = []
+    for size in (0.1, 1e5):
+        p = nn.Parameter(torch.randn(3, *shape, generator=torch.Generator().manual_seed(0)))
+        opt = hm.Langevin([p], lr=0.002, constraint=hm.Orthogonal(batch_dims=1))
+        p.grad = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1))
+        p.grad[1] *= size
+        opt.step()
+        (report,) = opt.report().groups
+        assert report.fallbacks == (size == 1e5)
+        assert report.residual < 2e-6
+        results.append(copies([p, opt.state[p]["momentum_buffer"]]))
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a[0], b[0])
+        assert torch.equal(a[2], b[2])
+        assert not torch.equal(a[1], b[1])
+
+
+@pytest.mark.parametrize("size", [0.01, 0.1, 0.5])
+def test_the_iteration_knows_a_bound_of_its_next_residual(size):
+    """It may end without computing it: in float64, for any C = Q^T B, symmetric M and G."""
+    generator = torch.Generator().manual_seed(3)
+    for s in (1, 2, 5, 40):
+        K, M, G = (
+            size * torch.randn(s, s, generator=generator).double() / s**0.5 for _ in range(3)
+        )
+        M, G = M + M.T, G + G.T
+        eye = torch.eye(s).double()
+
+        def residual(M, K=K, G=G, eye=eye):
+            T = (eye - K - M / 2).T @ M
+            return G - T - T.T
+
+        F = residual(M)
+        new = M + F / 2
+        bound = _next_residual(eye - K - new / 2, new, F)
+        assert residual(new).abs().max() <= bound * (1 + 1e-12)
 
 
 @needs_compiler

@@ -13,6 +13,7 @@ from torch import Tensor
 from holonomic import native
 from holonomic.constraints import Constraint
 from holonomic.constraints.base import Kernel
+from holonomic.native.orthogonal import Kick
 from holonomic.noise import CounterNoise, Noise
 from holonomic.phase import Phase, draw
 from holonomic.scheme import OVERDAMPED, Substep
@@ -89,7 +90,7 @@ class Flow:
         parts = [(x, forces)]
         if not (foreach or self.constraint.batched or self.thermostat):
             parts = [(x.single(i), forces[i : i + 1]) for i in range(len(x.q))]
-        taken = self._kicks(x, g, word) if x.native else 0
+        taken = self._leap(x, g, word) if x.native else 0
         for k, substep in enumerate(word[taken:], taken):
             for part, force in parts:
                 self._letter(part, force, word, k, substep, self._draw(substep, part))
@@ -202,17 +203,24 @@ class Flow:
                 step(q, v, xi, g[i], self._draws(word, x.single(i)))
         return True
 
-    def _kicks(self, x: Phase, g: Sequence[Tensor], word: Sequence[Substep]) -> int:
-        """Take the kicks that a word begins with by the compiled kernels, where a drift follows that does
-        the projection itself; and say how many letters that were."""
+    def _leap(self, x: Phase, g: Sequence[Tensor], word: Sequence[Substep]) -> int:
+        """Take the kicks that a word begins with, and the drift after them, by the compiled kernels in one
+        go; and say how many letters that were."""
         kicks = list(takewhile(lambda s: s.letter in ("B", "O") and not self._noisy(s), word))
         drift = len(kicks) < len(word) and word[len(kicks)].letter == "A"
-        if not (kicks and drift and self.lr) or len(kicks) > native.LETTERS:
+        if not (kicks and drift and self.lr):
             return 0
-        letters = [self._numbers(s, _FLAT) for s in kicks]
-        step = native.Step(letters, _FLAT.radius, -1.0 if self.maximize else 1.0, self.weight_decay)
-        step.all(x.q, x.v, [], g)
-        return len(kicks)
+        old, new = 1.0, 0.0  # v <- old v + new force
+        for s in kicks:
+            if s.letter == "B":
+                new += s.fraction
+            else:
+                mu = self.momentum**s.fraction
+                old, new = mu * old, mu * new
+        sign = -1.0 if self.maximize else 1.0
+        kick = Kick(old, sign * new, self.weight_decay * new, g)
+        self.constraint.native_drift_(x, word[len(kicks)].fraction * self.lr, kick)
+        return len(kicks) + 1
 
     def _draws(self, word: Sequence[Substep], x: Phase) -> list[Noises]:
         return [self._draw(substep, x) for substep in word]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from holonomic.errors import ConstraintError, SettingError
+from holonomic.native.orthogonal import NO_KICK, Kick
 from holonomic.phase import Phase, squares
 
 #: Weights beyond the bound of an inequality are placed this fraction inside it: at the bound itself
@@ -70,8 +71,12 @@ class Constraint:
 
     @property
     def native_drift(self) -> bool:
-        """Whether `drift_` takes compiled kernels, and momenta are kicked as in flat space."""
+        """Whether there is a `native_drift_`."""
         return False
+
+    def native_drift_(self, x: Phase, h: float, kick: Kick = NO_KICK) -> None:
+        """Kick (as in flat space) and `drift_` by compiled kernels, for a ``native`` phase."""
+        raise NotImplementedError
 
     @property
     def has_slack(self) -> bool:

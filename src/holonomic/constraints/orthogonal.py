@@ -17,7 +17,7 @@ from holonomic.constraints.base import (
     tolerance,
 )
 from holonomic.errors import SettingError
-from holonomic.native.orthogonal import Stack
+from holonomic.native.orthogonal import NO_KICK, Kick, Large, Limits, leap_
 from holonomic.phase import Phase, wide
 
 #: Where the iteration failed, and where its multiplier is large.
@@ -136,12 +136,10 @@ class Orthogonal(Constraint):
             self._unstack(x.v, index, _tangent_(Q, V))
 
     def drift_(self, x: Phase, h: float) -> None:
+        if x.native:
+            self.native_drift_(x, h)
+            return
         for index in self._stacks(x.q):
-            if x.native:
-                alone = x.q[index[0]].numel() > _WORTH_STACKING
-                for part in [[i] for i in index] if alone else [index]:
-                    self._drift_fused(x, part, h)
-                continue
             Q, W = self._stack(x.q, index), self._stack(x.v, index)
             C = _inner(Q, W)
             M = torch.add(C, C.mT).mul_(-h / 2)  # -h S, where Q S is the normal part of W
@@ -163,26 +161,39 @@ class Orthogonal(Constraint):
             self._unstack(x.q, index, Q)
             self._unstack(x.v, index, W)
 
-    def _drift_fused(self, x: Phase, index: list[int], h: float) -> None:
-        """The same with compiled kernels between the products."""
-        q, v = ([ts[i] for i in index] for ts in (x.q, x.v))
-        stack = Stack(q, v, self._matrix(q[0]).shape, h)
-        Q, W, G = stack.Q, stack.W, _gram_error(stack.B)
-        outcome = stack.solve(_inner(Q, W), G, _enough(Q.dtype), self.max_iterations)
-        normal = _times(Q, stack.M)
-        before = (Q, W) if outcome is None else (Q.clone(), W.clone())
-        stacked = outcome is not None or not x.lazy  # there is more to do
-        stack.move_(normal, within=stacked)
-        if outcome is not None:
-            unusual = outcome[0] | outcome[1]  # the others keep their bits
-            new, moved = self._with_care(x, *before, normal, outcome, h)
+    def native_drift_(self, x: Phase, h: float, kick: Kick = NO_KICK) -> None:
+        """The same with compiled kernels: small matrices of one shape all in one call, large ones one by
+        one with kernels between their products."""
+        for index in self._stacks(x.q):
+            q, v, g = ([ts[i] for i in index] if ts else [] for ts in (x.q, x.v, kick.g))
+            shape = self._matrix(q[0]).shape
+            limits = Limits(_enough(q[0].dtype), torch.finfo(q[0].dtype).eps, self.max_iterations)
+            if shape[-2:].numel() <= _SMALL:
+                rest = leap_(q, v, kick._replace(g=g), shape, h, limits, not x.lazy)
+                if not rest:
+                    continue
+                q, v, g = ([t.view(-1, *shape[-2:]) for t in ts] for ts in (q, v, g))
+                q, v, g = ([m for t in ts for m in t.unbind()] for ts in (q, v, g))
+                q, v, g = ([ts[k] for k in rest] if ts else [] for ts in (q, v, g))
+                shape = shape[-2:]
+            for k in range(len(q)):
+                one = kick._replace(g=g[k : k + 1])
+                self._native_drift_(x, Large(q[k], v[k], one, shape, h), h, limits)
+
+    def _native_drift_(self, x: Phase, matrix: Large, h: float, limits: Limits) -> None:
+        outcome = matrix.solve(limits)
+        normal = matrix.normal()
+        Q, W = matrix.Q, matrix.W
+        if outcome is None:
+            matrix.move_(normal)
+        else:
+            unusual = outcome[0] | outcome[1]
+            new, moved = self._with_care(x, Q, W, normal, outcome, h)
+            matrix.move_(normal)  # the others keep their bits
             Q.copy_(torch.where(unusual, new, Q))
             W.copy_(torch.where(unusual, moved, W))
         if not x.lazy:
             _tangent_(Q, W)
-        if stacked:
-            self._unstack(x.q, index, Q)
-            self._unstack(x.v, index, W)
 
     def _with_care(
         self, x: Phase, Q: Tensor, W: Tensor, normal: Tensor, outcome: Outcome, h: float
@@ -219,7 +230,7 @@ class Orthogonal(Constraint):
         """Improve the guess M, in place, to the symmetric matrix that puts B - Q M on the manifold, from
         G = B^T B - I and C = Q^T B (which is overwritten). Says where the iteration failed and where M
         is large, or None if neither is the case anywhere."""
-        enough = _enough(G.dtype)
+        enough, eps = _enough(G.dtype), torch.finfo(G.dtype).eps
         failed = torch.ones_like(G[..., :1, :1], dtype=torch.bool)
         going = failed.clone()
         D = C.sub_(M, alpha=0.5)
@@ -230,9 +241,13 @@ class Orthogonal(Constraint):
             weight = going.to(F.dtype)  # a matrix that has converged, or is lost, no longer changes
             M.addcmul_(F, weight, value=0.5)
             D.addcmul_(F, weight, value=-0.25)
-            size = F.abs_().amax((-2, -1), keepdim=True)
+            size = torch.maximum(_amax(F), _amax(-F))
             failed &= ~(going & (size <= enough))
             going &= failed & (size < 1e3)
+            if not bool(going.any()):
+                break
+            failed &= ~(going & (_next_residual(D, M, F) <= eps))
+            going &= failed
             if not bool(going.any()):
                 break
         large = ~failed & ~(torch.linalg.matrix_norm(M, keepdim=True) < 1)
@@ -258,13 +273,27 @@ class Orthogonal(Constraint):
         return largest([p + p.mT for p in products])
 
 
-#: Numbers of a matrix up to which a product of a stack is worth the copies it needs.
-_WORTH_STACKING = 1 << 15
+#: Numbers of a matrix up to which all it needs fits the second cache.
+_SMALL = 1 << 15
 
 
 def _enough(dtype: torch.dtype) -> float:
     """The residual at which the iteration ends, after one update more: that is far below rounding."""
     return 16 * torch.finfo(dtype).eps
+
+
+def _next_residual(D: Tensor, M: Tensor, F: Tensor) -> Tensor:
+    """What no entry of the residual will exceed, after an update by F. It is ((K + M)^T F + F (K + M)) / 2
+    + F^2 / 4 for the M before, where K = lr Q^T V: a product of columns, so at most that of their norms."""
+    E = torch.sub(0.5 * M, D)  # K + M - I, for the M after
+    E.diagonal(dim1=-2, dim2=-1).add_(1)
+    x, y = (_amax(X.square().sum(-2, keepdim=True)).sqrt() for X in (E, F))
+    return x * y + 0.75 * y * y
+
+
+def _amax(X: Tensor) -> Tensor:
+    """The largest entry of every matrix."""
+    return X.amax((-2, -1), keepdim=True)
 
 
 # A wide matrix is the transpose of the Q above. It stays as it is in memory, and products are written

@@ -138,6 +138,15 @@ class Stream(ctypes.Structure):
     )
 
 
+class Leap(ctypes.Structure):
+    """As in ``kernels.cpp``: a step of orthogonal matrices."""
+
+    _fields_ = (
+        *((name, ctypes.c_float) for name in ("h", "a", "b", "c", "enough", "rounding")),
+        *((name, ctypes.c_int32) for name in ("iterations", "settle")),
+    )
+
+
 def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
     """Say what the functions take, so that a wrong call raises instead of crashing."""
     pointer, i64, i32, f32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
@@ -147,10 +156,11 @@ def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
         ("normal", None, [i64, i64, pointer, ctypes.c_uint64, pointer, i32]),
         ("steps", None, [pointer, i64, pointer, i32]),
         ("finite", i32, [i64, pointer, i32]),
-        ("orthogonal_gather", None, [i64, i64, f32, *[pointer] * 5, i32]),
-        ("orthogonal_begin", None, [i64, i64, f32, *[pointer] * 3, i32]),
-        ("orthogonal_update", i64, [i64, i64, f32, *[pointer] * 5, i32]),
-        ("orthogonal_move", None, [i64, i64, f32, *[pointer] * 5, i32]),
+        ("orthogonal_kick", None, [i64, *[pointer] * 5, i32]),
+        ("orthogonal_begin", None, [i64, i64, f32, *[pointer] * 4, i32]),
+        ("orthogonal_update", i64, [i64, i64, f32, f32, *[pointer] * 6, i32]),
+        ("orthogonal_leap", None, [pointer, i64, i64, i64, *[pointer] * 4, i32]),
+        ("orthogonal_move", None, [i64, f32, *[pointer] * 3, i32]),
     ):
         function = getattr(kernels, f"holonomic_{name}")
         function.argtypes, function.restype = arguments, result

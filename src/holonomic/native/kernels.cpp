@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #ifdef __SSE2__
@@ -51,6 +52,12 @@ struct Job {  // a tensor to move: on circles if it has slack xi
     int64_t n;
     float *q, *v, *xi;
     const float* g;
+};
+
+struct Leap {  // a step of orthogonal matrices
+    float h, a, b, c;          // of the drift, and of the kick v <- a v + b g + c q before it
+    float enough, rounding;    // where the iteration ends
+    int32_t iterations, settle;
 };
 
 struct Span {
@@ -353,9 +360,79 @@ inline void over_strip(const float* A, int64_t s, int64_t i, Body body) {
     }
 }
 
+// The largest sum of a column, from sums over the strips of a matrix (which are overwritten).
+inline float largest_column(float* sums, int64_t strips, int64_t s) {
+    for (int64_t strip = 1; strip < strips; ++strip)
+        for (int64_t j = 0; j < s; ++j) sums[j] += sums[strip * s + j];
+    return *std::max_element(sums, sums + s);
+}
+
 enum : uint8_t { GOING = 0, DONE = 1, LARGE = 2, LOST = 3 };  // the state of the iteration of a matrix
 
 inline uint32_t magnitude(float x) { return as_bits(x) & 0x7fffffffu; }  // ordered as |x|, and NaN on top
+
+// ------------------------------------------------------------------ small matrices: a whole step in the cache
+#if defined(__AVX512F__)
+constexpr int64_t LANES = 16, ROWS = 8;
+#elif defined(__AVX__)
+constexpr int64_t LANES = 8, ROWS = 4;
+#else
+constexpr int64_t LANES = 4, ROWS = 4;
+#endif
+typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+inline int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// C = A B, where A[i, k] = A[i * by_row + k * by_column]; rows is a multiple of ROWS, columns of 2 LANES.
+void multiply(int64_t rows, int64_t inner, int64_t columns, const float* A, int64_t by_row, int64_t by_column,
+              const float* B, float* C) {
+    for (int64_t j = 0; j < columns; j += 2 * LANES)
+        for (int64_t i = 0; i < rows; i += ROWS) {
+            Lanes left[ROWS] = {}, right[ROWS] = {};
+            const float *a = A + i * by_row, *b = B + j;
+            for (int64_t k = 0; k < inner; ++k, a += by_column, b += columns) {
+                const Lanes b0 = *reinterpret_cast<const Lanes*>(b);
+                const Lanes b1 = *reinterpret_cast<const Lanes*>(b + LANES);
+#pragma GCC unroll 8
+                for (int64_t m = 0; m < ROWS; ++m) {
+                    const float factor = a[m * by_row];
+                    left[m] += factor * b0;
+                    right[m] += factor * b1;
+                }
+            }
+#pragma GCC unroll 8
+            for (int64_t m = 0; m < ROWS; ++m) {
+                float* to = C + (i + m) * columns + j;
+                *reinterpret_cast<Lanes*>(to) = left[m];
+                *reinterpret_cast<Lanes*>(to + LANES) = right[m];
+            }
+        }
+}
+
+// out = A^T; their rows are `from` and `to` numbers apart.
+void transpose(const float* A, int64_t rows, int64_t columns, int64_t from, float* out, int64_t to) {
+    int64_t i = 0;
+#ifdef __SSE2__
+    for (; i + 4 <= rows; i += 4) {
+        int64_t j = 0;
+        for (; j + 4 <= columns; j += 4) {
+            const float* corner = A + i * from + j;
+            __m128 r0 = _mm_loadu_ps(corner), r1 = _mm_loadu_ps(corner + from);
+            __m128 r2 = _mm_loadu_ps(corner + 2 * from), r3 = _mm_loadu_ps(corner + 3 * from);
+            _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
+            float* target = out + j * to + i;
+            _mm_storeu_ps(target, r0);
+            _mm_storeu_ps(target + to, r1);
+            _mm_storeu_ps(target + 2 * to, r2);
+            _mm_storeu_ps(target + 3 * to, r3);
+        }
+        for (; j < columns; ++j)
+            for (int64_t k = i; k < i + 4; ++k) out[j * to + k] = A[k * from + j];
+    }
+#endif
+    for (; i < rows; ++i)
+        for (int64_t j = 0; j < columns; ++j) out[j * to + i] = A[i * from + j];
+}
 
 inline uint32_t roll(uint32_t x, int by) { return (x << by) | (x >> (32 - by)); }
 
@@ -490,109 +567,176 @@ int32_t holonomic_finite(int64_t count, const Span* spans, int32_t threads) {
     return 1;
 }
 
-// Matrices of one shape as a stack: Q and W, and B = Q - h W.
-void holonomic_orthogonal_gather(int64_t count, int64_t n, float h, const float* const* q,
-                                 const float* const* v, float* Q, float* W, float* B, int32_t threads) {
-#pragma omp parallel for schedule(static) num_threads(team(count * n, threads))
-    for (int64_t k = 0; k < count; ++k) {
-        const float *__restrict from_q = q[k], *__restrict from_v = v[k];
-        float *__restrict to_q = Q + k * n, *__restrict to_w = W + k * n, *__restrict b = B + k * n;
-        for (int64_t i = 0; i < n; ++i) {
-            to_q[i] = from_q[i];
-            to_w[i] = from_v[i];
-            b[i] = from_q[i] - h * from_v[i];
-        }
+// The kick v <- a v + b g + c q (g may be null) and B = q - h v, for n numbers.
+void holonomic_orthogonal_kick(int64_t n, const Leap* leap, const float* q, float* v, const float* g, float* B,
+                               int32_t threads) {
+    const Leap l = *leap;
+#pragma omp parallel for simd schedule(static) num_threads(team(n, threads))
+    for (int64_t i = 0; i < n; ++i) {
+        if (g) v[i] = l.a * v[i] + l.b * g[i] + l.c * q[i];
+        B[i] = q[i] - l.h * v[i];
     }
 }
 
 // The start of the iteration for `count` matrices s x s: from C = Q^T W, M = -h/2 (C + C^T) and
-// D = I - h C - M/2.
+// D = I - h C - M/2; and of every matrix the largest norm of a column of K + M, where K = h C.
 void holonomic_orthogonal_begin(int64_t count, int64_t s, float h, const float* C, float* M, float* D,
-                                int32_t threads) {
+                                float* norms, int32_t threads) {
     const int64_t tiles = (s + TILE - 1) / TILE;
+    std::vector<float> squares(static_cast<size_t>(count * tiles * s));
 #pragma omp parallel for schedule(static) num_threads(team(count * s * s, threads))
     for (int64_t strip = 0; strip < count * tiles; ++strip) {
         const int64_t at = strip / tiles * s * s;
+        float* columns = squares.data() + strip * s;
         over_strip(C + at, s, strip % tiles * TILE,
                    [=](int64_t row, int64_t column, int64_t n, const float* __restrict other) {
                        const int64_t here = at + row * s + column;
                        const float* __restrict c = C + here;
                        float *__restrict m = M + here, *__restrict d = D + here;
+                       float* __restrict square = columns + column;
+#pragma omp simd
                        for (int64_t b = 0; b < n; ++b) {
                            m[b] = -0.5f * h * (c[b] + other[b]);
                            d[b] = -h * c[b] - 0.5f * m[b];
+                           const float e = h * c[b] + m[b];
+                           square[b] += e * e;
                        }
                        if (column <= row && row < column + n) d[row - column] += 1.0f;
                    });
     }
+    for (int64_t k = 0; k < count; ++k)
+        norms[k] = std::sqrt(largest_column(squares.data() + k * tiles * s, tiles, s));
 }
 
-// One update of the iteration, from the residual F = G - T - T^T: M += F/2, D -= F/4. A matrix is done when
-// max |F| <= enough (its M may be larger than 1), and lost when F is far beyond that: then it changes no more.
-// Returns how many matrices are to go on.
-int64_t holonomic_orthogonal_update(int64_t count, int64_t s, float enough, const float* G, const float* T,
-                                    float* M, float* D, uint8_t* state, int32_t threads) {
+// One update of the iteration, from the residual F = G - T - T^T: M += F/2, D -= F/4. A matrix is done (its M
+// may be larger than 1) when max |F| <= enough, or when the next residual is sure to be within `rounding`: it
+// is ((K + M)^T F + F (K + M)) / 2 + F^2 / 4, so no entry exceeds x y + y^2 / 4 for the largest norms x and y
+// of columns of K + M and of F. It is lost when F is far beyond that: then it changes no more. Returns how
+// many matrices are to go on.
+int64_t holonomic_orthogonal_update(int64_t count, int64_t s, float enough, float rounding, const float* G,
+                                    const float* T, float* M, float* D, float* norms, uint8_t* state,
+                                    int32_t threads) {
     const int64_t tiles = (s + TILE - 1) / TILE;
-    std::vector<uint32_t> tops(static_cast<size_t>(count * tiles));
-    std::vector<float> squares(tops.size());
+    std::vector<float> squares(static_cast<size_t>(count * tiles * s));
+    std::vector<uint32_t> tops(static_cast<size_t>(count * tiles));  // the largest |F|
+    std::vector<float> sizes(tops.size());                           // |M|^2
 #pragma omp parallel for schedule(static) num_threads(team(count * s * s, threads))
     for (int64_t strip = 0; strip < count * tiles; ++strip) {
         if (state[strip / tiles] != GOING) continue;
         const int64_t at = strip / tiles * s * s;
-        uint32_t top = 0;
-        float square = 0.0f;
+        float* columns = squares.data() + strip * s;
+        alignas(64) uint32_t highest[TILE] = {};
+        alignas(64) float size[TILE] = {};
         over_strip(T + at, s, strip % tiles * TILE,
-                   [=, &top, &square](int64_t row, int64_t column, int64_t n, const float* __restrict other) {
+                   [=, &highest, &size](int64_t row, int64_t column, int64_t n, const float* __restrict other) {
                        const int64_t here = at + row * s + column;
                        const float *__restrict g = G + here, *__restrict t = T + here;
                        float *__restrict m = M + here, *__restrict d = D + here;
-                       uint32_t highest = 0;
-                       float sum = 0.0f;
-#pragma omp simd reduction(+ : sum) reduction(max : highest)
+                       float* __restrict square = columns + column;
+#pragma omp simd
                        for (int64_t b = 0; b < n; ++b) {
                            const float f = g[b] - t[b] - other[b];
                            m[b] += 0.5f * f;
                            d[b] -= 0.25f * f;
-                           highest = std::max(highest, magnitude(f));
-                           sum += m[b] * m[b];
+                           square[b] += f * f;
+                           highest[b] = std::max(highest[b], magnitude(f));
+                           size[b] += m[b] * m[b];
                        }
-                       top = std::max(top, highest);
-                       square += sum;
                    });
-        tops[static_cast<size_t>(strip)] = top;
-        squares[static_cast<size_t>(strip)] = square;
+        tops[static_cast<size_t>(strip)] = *std::max_element(highest, highest + TILE);
+        sizes[static_cast<size_t>(strip)] = std::accumulate(size, size + TILE, 0.0f);
     }
     int64_t going = 0;
     for (int64_t k = 0; k < count; ++k) {
         if (state[k] != GOING) continue;
-        const uint32_t top = *std::max_element(tops.begin() + k * tiles, tops.begin() + (k + 1) * tiles);
-        const float size2 = std::accumulate(squares.begin() + k * tiles, squares.begin() + (k + 1) * tiles, 0.0f);
-        if (top <= as_bits(enough))
-            state[k] = size2 < 1.0f ? DONE : LARGE;
-        else if (top >= as_bits(1e3f))
+        const auto begin = k * tiles, end = begin + tiles;
+        const uint32_t top = *std::max_element(tops.begin() + begin, tops.begin() + end);
+        const float size = std::accumulate(sizes.begin() + begin, sizes.begin() + end, 0.0f);
+        const float y = std::sqrt(largest_column(squares.data() + begin * s, tiles, s));
+        if (top >= as_bits(1e3f))
             state[k] = LOST;
+        else if (top <= as_bits(enough) || norms[k] * y + 0.25f * y * y <= rounding)
+            state[k] = size < 1.0f ? DONE : LARGE;
+        norms[k] += 0.5f * y;
         going += state[k] == GOING;
     }
     return going;
 }
 
-// The end of the step: of every matrix q <- Q - h W - N and v <- W + N / h, where N is the normal part. Q and W
-// may be q and v themselves.
-void holonomic_orthogonal_move(int64_t count, int64_t n, float h, const float* Q, const float* W,
-                               const float* N, float* const* q, float* const* v, int32_t threads) {
+// The end of the step: q <- q - h v - N and v <- v + N / h, where N is the normal part.
+void holonomic_orthogonal_move(int64_t n, float h, float* q, float* v, const float* N, int32_t threads) {
     const float per = 1.0f / h;
-    const int64_t blocks = (n + BLOCK - 1) / BLOCK;
-#pragma omp parallel for schedule(static) num_threads(team(count * n, threads))
-    for (int64_t block = 0; block < count * blocks; ++block) {
-        const int64_t k = block / blocks, start = block % blocks * BLOCK, size = std::min(BLOCK, n - start);
-        const float *from_q = Q + k * n + start, *from_w = W + k * n + start;
-        const float* normal = N + k * n + start;
-        float *to_q = q[k] + start, *to_v = v[k] + start;
-#pragma omp simd
-        for (int64_t i = 0; i < size; ++i) {
-            const float w = from_w[i], m = normal[i];
-            to_q[i] = (from_q[i] - h * w) - m;
-            to_v[i] = w + per * m;
+#pragma omp parallel for simd schedule(static) num_threads(team(n, threads))
+    for (int64_t i = 0; i < n; ++i) {
+        q[i] = (q[i] - h * v[i]) - N[i];
+        v[i] += per * N[i];
+    }
+}
+
+// All of a step for many small matrices, one after the other in the cache: the kick v <- a v + b g + c q (g may be
+// null), the iteration, and Q <- Q - h W - Q M with its momentum, which is projected if `settle`. Matrices whose
+// state is not DONE at the end have not been touched.
+void holonomic_orthogonal_leap(const Leap* leap, int64_t count, int64_t rows, int64_t columns, float* const* q,
+                               float* const* v, const float* const* g, uint8_t* state, int32_t threads) {
+    const Leap& l = *leap;
+    const bool wide = rows < columns;
+    const int64_t r = std::max(rows, columns), s = std::min(rows, columns), n = r * s;
+    const int64_t ld = padded(s, TILE), tall = padded(r, ROWS) * ld, small = ld * ld;
+    const float per = 1.0f / l.h;
+#pragma omp parallel num_threads(team(count * n, threads))
+    {
+        std::vector<float> room(static_cast<size_t>(4 * tall + 4 * small + LANES));  // zero, beyond the matrices too
+        float* at = room.data();
+        const auto take = [&at](int64_t size) { return std::exchange(at, at + size); };
+        float *Q = take(tall), *W = take(tall), *B = take(tall), *N = take(tall);
+        float *C = take(small), *G = take(small), *M = take(small), *D = take(small);
+#pragma omp for schedule(static)
+        for (int64_t k = 0; k < count; ++k) {
+            const float *from_q = q[k], *from_v = v[k], *force = g ? g[k] : nullptr;
+            const auto gather = [&](float* to, auto number) {
+                float* flat = !wide && ld == s ? to : N;
+                for (int64_t i = 0; i < n; ++i) flat[i] = number(i);
+                if (wide)
+                    transpose(flat, s, r, r, to, ld);
+                else if (ld != s)
+                    for (int64_t i = 0; i < r; ++i) std::copy_n(flat + i * s, s, to + i * ld);
+            };
+            gather(Q, [=](int64_t i) { return from_q[i]; });
+            if (force)
+                gather(W, [=, &l](int64_t i) { return l.a * from_v[i] + l.b * force[i] + l.c * from_q[i]; });
+            else
+                gather(W, [=](int64_t i) { return from_v[i]; });
+            for (int64_t i = 0; i < r * ld; ++i) B[i] = Q[i] - l.h * W[i];
+            multiply(ld, r, ld, Q, 1, ld, W, C);
+            multiply(ld, r, ld, B, 1, ld, B, G);
+            for (int64_t i = 0; i < s; ++i) G[i * ld + i] -= 1.0f;
+            float norm;
+            holonomic_orthogonal_begin(1, ld, l.h, C, M, D, &norm, 1);
+            state[k] = GOING;
+            for (int32_t i = 0; i < l.iterations; ++i) {
+                multiply(ld, s, ld, D, 1, ld, M, C);
+                if (!holonomic_orthogonal_update(1, ld, l.enough, l.rounding, G, C, M, D, &norm, state + k, 1)) break;
+            }
+            if (state[k] != DONE) continue;
+            multiply(padded(r, ROWS), s, ld, Q, ld, 1, M, N);
+            for (int64_t i = 0; i < r * ld; ++i) {
+                Q[i] = B[i] - N[i];
+                W[i] += per * N[i];
+            }
+            if (l.settle) {
+                multiply(ld, r, ld, Q, 1, ld, W, C);
+                holonomic_orthogonal_begin(1, ld, 1.0f, C, M, D, &norm, 1);  // M = -sym C
+                multiply(padded(r, ROWS), s, ld, Q, ld, 1, M, N);
+                for (int64_t i = 0; i < r * ld; ++i) W[i] += N[i];
+            }
+            const auto scatter = [&](const float* from, float* to) {
+                if (wide)
+                    transpose(from, r, s, ld, to, r);
+                else
+                    for (int64_t i = 0; i < r; ++i) std::copy_n(from + i * ld, s, to + i * s);
+            };
+            scatter(Q, q[k]);
+            scatter(W, v[k]);
         }
     }
 }
