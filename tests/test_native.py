@@ -243,7 +243,7 @@ def orthogonal(
 @needs_compiler
 @pytest.mark.parametrize("scheme", ["OBA", "ABO", "BAOAB", "EM"])
 @pytest.mark.parametrize("temperature", [0.0, 1e-4])
-def test_kernels_between_products_change_rounding_alone(scheme, temperature):
+def test_kernels_of_orthogonal_matrices_change_rounding_alone(scheme, temperature):
     """Single matrices and stacks, tall and wide, of sizes that fill tiles and that do not."""
     shapes = [shape for shape in MATRICES for _ in range(1 + (shape[0] < 100))]
     settings = {
@@ -258,7 +258,7 @@ def test_kernels_between_products_change_rounding_alone(scheme, temperature):
     assert report.fallbacks == 0
     assert report.residual < 2e-6  # a float32 Gram matrix of rows of 190: sqrt(190) eps
     assert math.isnan(report.kinetic_temperature) or report.cotangency < 1e-4 * temperature + 1e-4
-    # 20 steps of products that round sums of up to 100 numbers below 1, and pass errors on.
+    # 20 steps of products that round sums of up to 190 numbers below 1, and pass errors on.
     for a, b in zip(plain, fused, strict=True):
         torch.testing.assert_close(b, a, rtol=0, atol=400 * EPS)
 
@@ -304,6 +304,17 @@ def test_of_matrices_in_one_tensor_only_those_too_far_are_rescued(shape):
         assert torch.equal(a[0], b[0])
         assert torch.equal(a[2], b[2])
         assert not torch.equal(a[1], b[1])
+
+
+@pytest.mark.filterwarnings("ignore:fused=True has no effect")
+@pytest.mark.parametrize("fused", [False, True])
+def test_matrices_without_numbers_stay_as_they_are(fused):
+    shapes = [(0, 5), (5, 0), (3, 2)]
+    params = [nn.Parameter(torch.ones(shape)) for shape in shapes]
+    opt = hm.Langevin(params, lr=0.1, constraint=hm.Orthogonal(), fused=fused)
+    advance(params, opt, 2)
+    assert [tuple(p.shape) for p in params] == shapes
+    assert opt.report().groups[0].residual < 1e-6
 
 
 @pytest.mark.parametrize("size", [0.01, 0.1, 0.5])

@@ -25,8 +25,6 @@ BLOCK = 1 << 17
 
 Noises = tuple[list[Tensor], list[Tensor]]
 
-_FLAT = Kernel(0.0)
-
 
 class Flow:
     """The flows of one group at its present settings, on its manifold."""

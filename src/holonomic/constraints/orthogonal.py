@@ -17,7 +17,7 @@ from holonomic.constraints.base import (
     tolerance,
 )
 from holonomic.errors import SettingError
-from holonomic.native.orthogonal import NO_KICK, Kick, Large, Limits, leap_
+from holonomic.native.orthogonal import NO_KICK, Kick, Large, Limits, leap_, small
 from holonomic.phase import Phase, wide
 
 #: Where the iteration failed, and where its multiplier is large.
@@ -28,8 +28,8 @@ Outcome = tuple[Tensor, Tensor]
 class Orthogonal(Constraint):
     """Keep a weight matrix orthogonal: columns if it is tall, rows if it is wide.
 
-    A convolutional weight counts as a matrix C_out x (C_in kh kw). All matrices of one shape move in
-    one batch of matrix products, and no result depends on what else is in the batch.
+    A convolutional weight counts as a matrix C_out x (C_in kh kw). Matrices of one shape move together,
+    and no result depends on what else is among them.
 
     With P(Q) V = V - Q sym(Q^T V) the tangent projection, A is RATTLE (4.57): Q' = Q - lr V - Q M
     with the symmetric M that makes Q'^T Q' = I, found by the quasi-Newton iteration (4.55), which in
@@ -39,9 +39,9 @@ class Orthogonal(Constraint):
 
     A normal part of V, as kicks and noise leave it, ends up in M: so A needs no projection before it,
     and a whole step five products of the size of Q^T Q beside the iteration. EM is the same projection
-    after the free step (Algorithm 4.1). The iteration stops on its own residual F, after
-    ``max_iterations`` at the latest; a matrix whose step was too large for it takes the polar factor
-    of B instead, the nearest orthogonal matrix, and is counted in `report()`.
+    after the free step (Algorithm 4.1). The iteration stops on its own residual F, or on a bound of the
+    next one, after ``max_iterations`` at the latest; a matrix whose step was too large for it takes the
+    polar factor of B instead, the nearest orthogonal matrix, and is counted in `report()`.
 
     ``init="nearest"`` places weights by their polar factor, ``"orthogonal"`` draws new ones by
     `torch.nn.init.orthogonal_`, ``"error"`` raises if the weights are not orthogonal.
@@ -93,9 +93,11 @@ class Orthogonal(Constraint):
         return t.flatten(self.batch_dims + 1)
 
     def _stacks(self, tensors: Sequence[Tensor]) -> Iterator[list[int]]:
-        """Indices of the tensors that share a matrix shape, a device and a dtype."""
+        """Indices of the tensors (with any numbers) that share a matrix shape, a device and a dtype."""
         shapes: dict[object, list[int]] = {}
         for i, t in enumerate(tensors):
+            if not t.numel():
+                continue
             shape = t.shape if t.dim() == self.batch_dims + 2 else self._matrix(t).shape
             shapes.setdefault((shape, t.device, t.dtype), []).append(i)
         yield from shapes.values()
@@ -168,7 +170,7 @@ class Orthogonal(Constraint):
             q, v, g = ([ts[i] for i in index] if ts else [] for ts in (x.q, x.v, kick.g))
             shape = self._matrix(q[0]).shape
             limits = Limits(_enough(q[0].dtype), torch.finfo(q[0].dtype).eps, self.max_iterations)
-            if shape[-2:].numel() <= _SMALL:
+            if small(shape):
                 rest = leap_(q, v, kick._replace(g=g), shape, h, limits, not x.lazy)
                 if not rest:
                     continue
@@ -184,14 +186,12 @@ class Orthogonal(Constraint):
         outcome = matrix.solve(limits)
         normal = matrix.normal()
         Q, W = matrix.Q, matrix.W
-        if outcome is None:
-            matrix.move_(normal)
-        else:
+        care = outcome and self._with_care(x, Q, W, normal, outcome, h)
+        matrix.move_(normal)
+        if outcome and care:  # the others of a batch have the bits they have alone
             unusual = outcome[0] | outcome[1]
-            new, moved = self._with_care(x, Q, W, normal, outcome, h)
-            matrix.move_(normal)  # the others keep their bits
-            Q.copy_(torch.where(unusual, new, Q))
-            W.copy_(torch.where(unusual, moved, W))
+            for moved, with_care in zip((Q, W), care, strict=True):
+                moved.copy_(torch.where(unusual, with_care, moved))
         if not x.lazy:
             _tangent_(Q, W)
 
@@ -241,7 +241,7 @@ class Orthogonal(Constraint):
             weight = going.to(F.dtype)  # a matrix that has converged, or is lost, no longer changes
             M.addcmul_(F, weight, value=0.5)
             D.addcmul_(F, weight, value=-0.25)
-            size = torch.maximum(_amax(F), _amax(-F))
+            size = _amax(F.abs_())
             failed &= ~(going & (size <= enough))
             going &= failed & (size < 1e3)
             if not bool(going.any()):
@@ -273,10 +273,6 @@ class Orthogonal(Constraint):
         return largest([p + p.mT for p in products])
 
 
-#: Numbers of a matrix up to which all it needs fits the second cache.
-_SMALL = 1 << 15
-
-
 def _enough(dtype: torch.dtype) -> float:
     """The residual at which the iteration ends, after one update more: that is far below rounding."""
     return 16 * torch.finfo(dtype).eps
@@ -284,7 +280,8 @@ def _enough(dtype: torch.dtype) -> float:
 
 def _next_residual(D: Tensor, M: Tensor, F: Tensor) -> Tensor:
     """What no entry of the residual will exceed, after an update by F. It is ((K + M)^T F + F (K + M)) / 2
-    + F^2 / 4 for the M before, where K = lr Q^T V: a product of columns, so at most that of their norms."""
+    + F^2 / 4 for the M before, where K = I - C: products of columns, so at most those of their norms. The
+    signs of F do not matter."""
     E = torch.sub(0.5 * M, D)  # K + M - I, for the M after
     E.diagonal(dim1=-2, dim2=-1).add_(1)
     x, y = (_amax(X.square().sum(-2, keepdim=True)).sqrt() for X in (E, F))

@@ -1,5 +1,5 @@
-// Steps of circles, spheres and flat space in one pass over memory, what a step of orthogonal matrices does
-// between its products, and a counter-based source of normal numbers.
+// Steps of circles, spheres and flat space in one pass over memory, steps of small orthogonal matrices in the
+// cache and of large ones between their products, and a counter-based source of normal numbers.
 //
 // Everything works on small blocks that stay in the first cache: each letter of a scheme is a plain loop
 // over a block, which the compiler turns into vector instructions. Loaded by ctypes; no Python inside.
@@ -383,29 +383,40 @@ typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias
 
 inline int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// C = A B, where A[i, k] = A[i * by_row + k * by_column]; rows is a multiple of ROWS, columns of 2 LANES.
+// ROWS rows and VECTORS * LANES columns of C = A B, where A[i, k] = A[i * by_row + k * by_column].
+template <int64_t VECTORS>
+inline void multiply_block(int64_t inner, int64_t columns, const float* a, int64_t by_row, int64_t by_column,
+                           const float* b, float* c) {
+    Lanes sums[ROWS][VECTORS] = {};
+    for (int64_t k = 0; k < inner; ++k, a += by_column, b += columns) {
+        Lanes row[VECTORS];
+#pragma GCC unroll 2
+        for (int64_t n = 0; n < VECTORS; ++n) row[n] = *reinterpret_cast<const Lanes*>(b + n * LANES);
+#pragma GCC unroll 8
+        for (int64_t m = 0; m < ROWS; ++m) {
+            const float factor = a[m * by_row];
+#pragma GCC unroll 2
+            for (int64_t n = 0; n < VECTORS; ++n) sums[m][n] += factor * row[n];
+        }
+    }
+#pragma GCC unroll 8
+    for (int64_t m = 0; m < ROWS; ++m)
+#pragma GCC unroll 2
+        for (int64_t n = 0; n < VECTORS; ++n)
+            *reinterpret_cast<Lanes*>(c + m * columns + n * LANES) = sums[m][n];
+}
+
+// C = A B; rows is a multiple of ROWS, columns of LANES.
 void multiply(int64_t rows, int64_t inner, int64_t columns, const float* A, int64_t by_row, int64_t by_column,
               const float* B, float* C) {
     for (int64_t j = 0; j < columns; j += 2 * LANES)
         for (int64_t i = 0; i < rows; i += ROWS) {
-            Lanes left[ROWS] = {}, right[ROWS] = {};
-            const float *a = A + i * by_row, *b = B + j;
-            for (int64_t k = 0; k < inner; ++k, a += by_column, b += columns) {
-                const Lanes b0 = *reinterpret_cast<const Lanes*>(b);
-                const Lanes b1 = *reinterpret_cast<const Lanes*>(b + LANES);
-#pragma GCC unroll 8
-                for (int64_t m = 0; m < ROWS; ++m) {
-                    const float factor = a[m * by_row];
-                    left[m] += factor * b0;
-                    right[m] += factor * b1;
-                }
-            }
-#pragma GCC unroll 8
-            for (int64_t m = 0; m < ROWS; ++m) {
-                float* to = C + (i + m) * columns + j;
-                *reinterpret_cast<Lanes*>(to) = left[m];
-                *reinterpret_cast<Lanes*>(to + LANES) = right[m];
-            }
+            const float* a = A + i * by_row;
+            float* c = C + i * columns + j;
+            if (columns - j >= 2 * LANES)
+                multiply_block<2>(inner, columns, a, by_row, by_column, B + j, c);
+            else
+                multiply_block<1>(inner, columns, a, by_row, by_column, B + j, c);
         }
 }
 
@@ -571,10 +582,14 @@ int32_t holonomic_finite(int64_t count, const Span* spans, int32_t threads) {
 void holonomic_orthogonal_kick(int64_t n, const Leap* leap, const float* q, float* v, const float* g, float* B,
                                int32_t threads) {
     const Leap l = *leap;
-#pragma omp parallel for simd schedule(static) num_threads(team(n, threads))
-    for (int64_t i = 0; i < n; ++i) {
-        if (g) v[i] = l.a * v[i] + l.b * g[i] + l.c * q[i];
-        B[i] = q[i] - l.h * v[i];
+#pragma omp parallel num_threads(team(n, threads))
+    {
+        const FlushTiny flush;
+#pragma omp for simd schedule(static)
+        for (int64_t i = 0; i < n; ++i) {
+            if (g) v[i] = l.a * v[i] + l.b * g[i] + l.c * q[i];
+            B[i] = q[i] - l.h * v[i];
+        }
     }
 }
 
@@ -681,11 +696,12 @@ void holonomic_orthogonal_leap(const Leap* leap, int64_t count, int64_t rows, in
     const Leap& l = *leap;
     const bool wide = rows < columns;
     const int64_t r = std::max(rows, columns), s = std::min(rows, columns), n = r * s;
-    const int64_t ld = padded(s, TILE), tall = padded(r, ROWS) * ld, small = ld * ld;
+    const int64_t ld = padded(s, LANES), tall = padded(r, ROWS) * ld, small = ld * ld;
     const float per = 1.0f / l.h;
 #pragma omp parallel num_threads(team(count * n, threads))
     {
-        std::vector<float> room(static_cast<size_t>(4 * tall + 4 * small + LANES));  // zero, beyond the matrices too
+        const FlushTiny flush;
+        std::vector<float> room(static_cast<size_t>(4 * tall + 4 * small));  // zero, beyond the matrices too
         float* at = room.data();
         const auto take = [&at](int64_t size) { return std::exchange(at, at + size); };
         float *Q = take(tall), *W = take(tall), *B = take(tall), *N = take(tall);

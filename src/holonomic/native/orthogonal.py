@@ -28,12 +28,25 @@ NO_KICK = Kick(1.0, 0.0, 0.0, ())
 
 
 class Limits(NamedTuple):
-    """The iteration ends at a residual that is ``enough``, after one update more; at one within
-    ``rounding``, at once; and at the latest after some ``iterations``."""
+    """The iteration ends at a residual that is ``enough``, after one update more; when the next residual is
+    sure to be within ``rounding``; and at the latest after some ``iterations``."""
 
     enough: float
     rounding: float
     iterations: int
+
+
+#: A small matrix and what it needs fit the second cache.
+_SMALL = 1 << 15
+_LINE = 16  # numbers in a line of the cache, and of the longest vectors
+
+
+def small(shape: torch.Size) -> bool:
+    """Whether matrices are for `leap_`, which fills up their shorter side to whole vectors: not if they are
+    large then, nor if most of it is filling and there is a batch in one tensor: `Large` is faster."""
+    *batch, rows, columns = shape
+    filled = max(rows, columns) * -(-min(rows, columns) // _LINE) * _LINE
+    return filled <= _SMALL and (not batch or filled <= 2 * rows * columns)
 
 
 def leap_(
@@ -72,8 +85,8 @@ class Large:
     """One large matrix (or a batch in one tensor): products by torch, the rest by kernels. Q and W are the
     weights and momenta themselves; the momenta are kicked at once.
 
-    What it needs is kept by the thread for the next one: fresh memory would have to be mapped page by page,
-    which costs as much as a pass of the kernels.
+    The memory it needs is kept by the thread for the next one (up to 32 MB): fresh memory would have to be
+    mapped page by page, which costs as much as a pass of the kernels.
     """
 
     def __init__(self, q: Tensor, v: Tensor, kick: Kick, shape: torch.Size, h: float) -> None:
@@ -131,11 +144,11 @@ class Large:
 
 
 _thread = threading.local()
-_LINE = 16  # numbers in a line of the cache
+_KEPT = 1 << 23  # numbers that a thread keeps at most
 
 
 def _room(*shapes: Sequence[int]) -> list[Tensor]:
-    """Tensors in memory of the thread's."""
+    """Tensors in memory of the thread's, if they are not too large for that."""
     sizes = [torch.Size(shape).numel() for shape in shapes]
     starts = [0]
     for size in sizes:
@@ -144,6 +157,7 @@ def _room(*shapes: Sequence[int]) -> list[Tensor]:
     if room is None or room.numel() < starts[-1]:
         with torch.inference_mode(False):
             room = torch.empty(starts[-1], dtype=torch.float32, device="cpu")
-        _thread.room = room
+        if room.numel() <= _KEPT:
+            _thread.room = room
     places = zip(starts[:-1], sizes, shapes, strict=True)
     return [room[start : start + size].view(torch.Size(shape)) for start, size, shape in places]
