@@ -5,6 +5,7 @@ A constraint gives each letter its geometry; this file gives it its physics (uni
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import takewhile
 
 import torch
@@ -148,6 +149,9 @@ class Flow:
         other, so this changes no number."""
         on_cpu = x.q[0].device.type == "cpu"
         block = BLOCK * torch.get_num_threads() if on_cpu else math.inf
+        if foreach and sum(t.numel() for t in x.q) <= block and not any(map(self._noisy, word)):
+            yield x, list(g), [([], [])] * len(word)
+            return
         gathered: list[tuple[Phase, Tensor, list[Noises]]] = []
         size = 0
         for i, t in enumerate(x.q):
@@ -178,8 +182,10 @@ class Flow:
             return False
         assert kernel is not None
         kind = native.Step if kernel.rows is None else native.SphereStep
-        letters = [self._numbers(s, kernel) for s in word]
-        step = kind(letters, kernel.radius, -1.0 if self.maximize else 1.0, self.weight_decay)
+        letters = tuple(self._numbers(s, kernel) for s in word)
+        step = _kernel(
+            kind, letters, kernel.radius, -1.0 if self.maximize else 1.0, self.weight_decay
+        )
         noisy = any(map(self._noisy, word))
         if not noisy and not isinstance(step, native.SphereStep):
             step.all(x.q, x.v, x.xi, g)
@@ -328,6 +334,17 @@ class Flow:
         if self.lr:
             sigma = math.sqrt(2 * self.temperature * self.lr)
             self.constraint.displace_(x, g, self.lr, sigma, R, S)
+
+
+@lru_cache(maxsize=64)  # settings seldom change from one step to the next
+def _kernel(
+    kind: type[native.Step],
+    letters: tuple[native.Letter, ...],
+    radius: float,
+    sign: float,
+    decay: float,
+) -> native.Step:
+    return kind(letters, radius, sign, decay)
 
 
 def _written(x: Phase) -> None:

@@ -199,7 +199,10 @@ class Langevin(Optimizer):
             return []
         constraint = group["constraint"] or _FREE
         scheme = parse(group["scheme"])
-        new = {id(p) for p in missing(params, constraint, scheme, self.state)}
+        fresh = missing(params, constraint, scheme, self.state)
+        if group["started"] and not fresh:
+            return [_Part(i, group, constraint, scheme, scheme.steady, params, [])]
+        new = {id(p) for p in fresh}
         if constraint.joint and new:
             new = {id(p) for p in params}
         first = new if group["started"] else {id(p) for p in params}
