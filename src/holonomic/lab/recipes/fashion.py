@@ -217,6 +217,7 @@ def beyond() -> RealExperiment:
         "trained on all 10,000",
         arms=arms,
         epochs=50,
+        runs=3,
         records=10,
         search=Search(epochs=20, runs=1, validation=2000),
         metrics=metrics,
