@@ -105,10 +105,10 @@ def table2_wikitext2_small() -> RealExperiment:
         whole,
         id="table2-wikitext2-small",
         title="magnitude constraints in a transformer on a part of WikiText-2 (Tables 2 and 4.4, reduced)",
-        setting=f"{whole.setting}; the first 500,000 words of the training text",
-        data=replace(whole.data, train=500_000),
+        setting=f"{whole.setting}; the first 300,000 words of the training text",
+        data=replace(whole.data, train=300_000),
         epochs=2,
         paper={},
-        notes="A quarter of the training text and a hundredth of the epochs, so that it fits a CPU: what "
+        notes="A seventh of the training text and a hundredth of the epochs, so that it fits a CPU: what "
         "holds here need not hold at the end. Losses are averages over all words of validation and test.",
     )

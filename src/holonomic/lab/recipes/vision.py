@@ -82,14 +82,14 @@ def fig6_small() -> RealExperiment:
         whole,
         id="fig6-small",
         title="orthogonal convolutions in ResNet-8 on a part of CIFAR-10 (Figures 6 and 4.9, reduced)",
-        setting=_SETTING.format(model="ResNet-8", decay="after 4 and 8 epochs")
+        setting=_SETTING.format(model="ResNet-8", decay="after 3 and 6 epochs")
         + "; 10,000 training images",
         data=replace(whole.data, train=10_000),
         model=("resnet8",),
         arms=(SGD_M, SGD_M_WD, O_COLA_UD, SGD, O_COLA_OD),
-        epochs=12,
+        epochs=9,
         runs=3,
-        records=4,
+        records=3,
         claims=(
             *whole.claims,
             _claim(O_COLA_OD, SGD, "test_loss"),
