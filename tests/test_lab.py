@@ -26,7 +26,7 @@ from holonomic.lab.models import mlp
 from holonomic.lab.real import RealExperiment
 from holonomic.lab.report import markdown, overview, write_report
 from holonomic.lab.runner import adjusted, run
-from holonomic.lab.screen import Screen
+from holonomic.lab.screen import LABELS, Screen, result_rows
 from holonomic.lab.statistics import judge, summarize
 from holonomic.lab.train import Stop, draws, record_points, train
 from holonomic.lab.workers import WorkerError
@@ -387,6 +387,24 @@ def test_list_and_help_teach():
     shown = runner.invoke(app, ["run", "--help"]).output
     assert "--data-draws" in shown
     assert "holonomic list" in shown
+
+
+def test_the_papers_column_is_there_where_the_paper_has_a_number():
+    e = replace(
+        SMALL, paper={"SGD": {"test_loss": 0.5}}, metrics=("test_accuracy", "test_loss"), draws=0
+    )
+    number = {"mean": 1.0, "n": 1, "diverged": 0, "low": None, "high": None}
+
+    def measured(paper):
+        return {"one_draw": number, "over_draws": number, "paper": paper}
+
+    arms = {
+        name: {"test_accuracy": measured(None), "test_loss": measured(p)}
+        for name, p in (("SGD", 0.5), ("b", None))
+    }
+    rows = result_rows(e, {"arms": arms})
+    assert rows[0] == ["method", LABELS["test_accuracy"], LABELS["test_loss"], "paper"]
+    assert [row[-1] for row in rows[1:]] == ["0.5", ""]
 
 
 def test_report_without_results_says_what_to_run(tmp_path):

@@ -39,7 +39,7 @@ def write_report(
             "<p><b>Partial:</b> the run was interrupted; unfinished methods are missing.</p>"
         )
     body.append(f"<p>{sizes(e)}</p>")
-    body.append("<h2>Ours and the paper's</h2>" + _html(result_rows(e, summary)))
+    body.append(f"<h2>{_heading(e)}</h2>" + _html(result_rows(e, summary)))
     body.append("<p class='note'>Mean [95 % interval of Student] at the last epoch.</p>")
     if summary["verdicts"]:
         body.append("<h2>Claims</h2>" + _html(_claims(summary)))
@@ -82,7 +82,7 @@ def _claims(summary: dict[str, Any]) -> list[list[str]]:
 def markdown(e: Experiment, summary: dict[str, Any], remarks: str = "") -> str:
     """The short page of an experiment for ``results/``: setting, ours and the paper's, verdicts."""
     parts = [f"# {e.id}: {e.title}", f"{e.setting}.", sizes(e), e.notes]
-    parts.append("## Ours and the paper's\n\n" + _pipes(result_rows(e, summary)))
+    parts.append(f"## {_heading(e)}\n\n" + _pipes(result_rows(e, summary)))
     parts.append("Mean [Student's 95 % interval] at the last epoch.")
     if summary["verdicts"]:
         parts.append(
@@ -96,6 +96,10 @@ def markdown(e: Experiment, summary: dict[str, Any], remarks: str = "") -> str:
     versions = ", ".join(f"{k} {v}" for k, v in summary["versions"].items())
     parts.append(f"{versions}; seed {e.seed}; {summary['seconds']:.0f} s of training.")
     return "\n\n".join(p for p in parts if p) + "\n"
+
+
+def _heading(e: Experiment) -> str:
+    return "Ours and the paper's" if e.paper else "Results"
 
 
 def _pipes(rows: list[list[str]]) -> str:

@@ -120,17 +120,21 @@ class Screen:
 def sizes(e: Experiment) -> str:
     """How many runs of what."""
     over = f" and {e.draws} more with a draw of their own each" if e.draws else ""
-    return f"{e.runs} runs on one draw of the data{over}; {e.epochs:,} epochs."
+    runs, epochs = ("s" if n != 1 else "" for n in (e.runs, e.epochs))
+    return f"{e.runs} run{runs} on one draw of the data{over}; {e.epochs:,} epoch{epochs}."
 
 
 def result_rows(
     e: Experiment, summary: dict[str, Any], metrics: tuple[str, ...] | None = None
 ) -> list[list[str]]:
-    """The table of results as text: a head, and a row a method, ours beside the paper's."""
+    """The table of results as text: a head, and a row a method, ours beside the paper's if it has any."""
     chosen = e.metrics if metrics is None else metrics
+    printed = {metric for numbers in e.paper.values() for metric in numbers}
     head = ["method"]
     for metric in chosen:
-        head += [LABELS[metric], *(["over draws"] if e.draws else []), "paper"]
+        head.append(LABELS[metric])
+        head += ["over draws"] if e.draws else []
+        head += ["paper"] if metric in printed else []
     rows = [head]
     for arm, measured in summary["arms"].items():
         row = [arm]
@@ -139,7 +143,8 @@ def result_rows(
             row.append(shown(m["one_draw"]))
             if e.draws:
                 row.append(shown(m["over_draws"]))
-            row.append("" if m["paper"] is None else f"{m['paper']:.4g}")
+            if metric in printed:
+                row.append("" if m["paper"] is None else f"{m['paper']:.4g}")
         rows.append(row)
     return rows
 
