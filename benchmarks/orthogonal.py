@@ -13,12 +13,7 @@ from benchmarks.subjects import LR, MOMENTUM, gradients, ours, sgd, stepping
 from benchmarks.timing import Effort, Work
 
 SHAPES = ((512, 512), (256, 2304))
-#: By torch alone; the default; and with the last projection left to the next step.
-WAYS: dict[str, dict[str, Any]] = {
-    "eager": {"foreach": True},
-    "default": {},
-    "fused=True": {"fused": True},
-}
+WAYS: dict[str, dict[str, Any]] = {"eager": {"foreach": True}, "default": {}}
 GRAM = "Gram product QᵀQ"
 GEOOPT = {"euclidean": "EuclideanStiefel", "canonical": "CanonicalStiefel"}
 

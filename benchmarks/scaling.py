@@ -50,7 +50,6 @@ def orthogonal(bench: Bench) -> None:
     def contenders(n: int) -> dict[str, Maker]:
         return {
             "Orthogonal": ours(matrices((n, n)), constraint=hm.Orthogonal()),
-            "Orthogonal, fused": ours(matrices((n, n)), constraint=hm.Orthogonal(), fused=True),
             "geoopt, euclidean": geoopt_step((n, n), "euclidean"),
             GRAM: gram((n, n)),
         }

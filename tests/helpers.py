@@ -51,14 +51,15 @@ def run(
 def phase(q: Tensor, optimizer: Langevin) -> Phase:
     """The state of a parameter in double precision, copied.
 
-    Fused steps may leave a normal part in momenta, which the next step takes off first: here too."""
+    Steps may leave a normal part in momenta, which the next one takes off first: here too."""
     state = next((s for p, s in optimizer.state.items() if p.data_ptr() == q.data_ptr()), {})
     keys = {"v": "momentum_buffer", "xi": "slack", "eta": "slack_momentum"}
     lists: dict[str, Any] = {k: [state[n].double()] for k, n in keys.items() if n in state}
     x = Phase([q.detach().double()], **lists).map(torch.clone)
     group = optimizer.param_groups[0]
-    if x.v and group["fused"] and group["constraint"] and group["constraint"].drift_settles:
-        group["constraint"].settle_(x)
+    constraint = group["constraint"]
+    if x.v and constraint and constraint.drift_settles and group["fused"] is not False:
+        constraint.settle_(x)
     return x
 
 

@@ -182,16 +182,16 @@ def test_nothing_moves_without_a_step_size(scheme):
 def test_what_the_kernels_do_not_know_goes_the_ordinary_way():
     for name in ("Circle-tensor", "LevelSet"):
         results = []
-        for fused in (False, True):
-            params, opt = build(name, dtype=torch.float32, fused=fused)
+        for way in ({"foreach": True}, {"fused": True}):
+            params, opt = build(name, dtype=torch.float32, **way)
             advance(params, opt, 5)
             results.append(copies(params))
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     for change in (lambda t: t.double(), lambda t: t.bfloat16(), lambda t: t.t()):
         results = []
-        for fused in (False, True):
+        for way in ({"foreach": True}, {"fused": True}):
             p = nn.Parameter(change(torch.linspace(-0.3, 0.3, 12).reshape(3, 4)))
-            opt = hm.Langevin([p], constraint=hm.Circle(0.4), lr=0.1, fused=fused)
+            opt = hm.Langevin([p], constraint=hm.Circle(0.4), lr=0.1, **way)
             advance([p], opt, 5)
             results.append(p.detach())
         assert torch.equal(*results)
@@ -358,8 +358,7 @@ def test_what_others_in_a_stack_do_changes_no_bit():
 
 @needs_compiler
 def test_constrained_groups_take_the_kernels_by_default():
-    """A circle's bits are those of the kernels, unless ``foreach`` is given; a flat group's are SGD's. The
-    momenta of orthogonal weights are cotangent, as they are without kernels."""
+    """A circle's bits are those of the kernels, unless ``foreach`` is given; a flat group's are SGD's."""
     bits = {}
     for key, settings in {
         "default": {},
@@ -377,12 +376,32 @@ def test_constrained_groups_take_the_kernels_by_default():
     for key in ("foreach", "single", "ordinary"):
         assert not torch.equal(bits["default"][0], bits[key][0])
         assert torch.equal(bits["default"][1], bits[key][1])
-        assert all(map(torch.equal, bits["ordinary"], bits[key]))
-    params, opt = orthogonal(None, [(7, 3), (3, 7)], 10)
+    assert all(map(torch.equal, bits["single"], bits["foreach"]))
+
+
+@pytest.mark.parametrize("foreach", [None, True, False])
+def test_nothing_is_left_to_the_next_step_without_fused(foreach):
+    """The momenta of orthogonal weights are cotangent in ``state``, and circles are renewed every step:
+    their lengths are then those of one step."""
+    shapes = [(7, 3), (3, 7), (7, 3)]
+    params, opt = orthogonal(False, shapes, 10, foreach=foreach)
     for p in params:
         Q, V = (t.detach().double() for t in (p, opt.state[p]["momentum_buffer"]))
         S = Q.T @ V if len(Q) > len(Q.T) else Q @ V.T
         assert (S + S.T).abs().max() < 20 * EPS * V.abs().max()
+    worst = []
+    for fused in (False, None):
+        p = nn.Parameter(torch.linspace(-0.3, 0.3, 1001))
+        opt = hm.Langevin(
+            [p], lr=1.0, momentum=1.0, constraint=hm.Circle(0.4), fused=fused, foreach=True
+        )
+        advance([p], opt, 1)
+        opt.state[p]["momentum_buffer"].fill_(2.0)
+        for _ in range(7):
+            p.grad = torch.zeros_like(p)
+            opt.step()
+        worst.append(opt.report().groups[0].residual / 0.4**2)
+    assert worst[0] < 4 * EPS < worst[1]
 
 
 @pytest.mark.filterwarnings("ignore:fused=True has no effect")
@@ -436,12 +455,13 @@ def test_weights_that_were_changed_by_hand_return_to_their_circles(factor):
 
 
 def twin(make: Any, steps: int = 10, **settings: Any) -> list[list[Tensor]]:
-    """Weights and state by default and in the ordinary way."""
+    """Weights and state by default and by torch alone."""
     results = []
-    for fused in (None, False):
+    for foreach in (None, True):
         params, constraint = make()
         opt = hm.Langevin(
-            params, **{"lr": 0.05, "constraint": constraint, "seed": 1, "fused": fused, **settings}
+            params,
+            **{"lr": 0.05, "constraint": constraint, "seed": 1, "foreach": foreach, **settings},
         )
         advance(params, opt, steps)
         results.append([t.detach() for p in params for t in (p, *opt.state[p].values())])
@@ -586,7 +606,9 @@ def test_foreach_of_a_group_is_for_that_group():
     p, q = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
     groups = [{"params": [p], "foreach": True}, {"params": [q]}]
     opt = hm.Langevin(groups, constraint=hm.Circle(1.0))
-    assert [g["fused"] for g in opt.param_groups] == [False, None]
+    assert [g["foreach"] for g in opt.param_groups] == [True, None]
+    opt = hm.Langevin(groups, constraint=hm.Circle(1.0), fused=True)
+    assert [g["fused"] for g in opt.param_groups] == [None, True]
 
 
 @needs_compiler

@@ -18,8 +18,8 @@ class Phase:
     variables of an inequality and ``eta`` their momenta; ``R`` and ``S`` the last noise of weights
     and slack, which LM averages with the next. A constraint that links the tensors of a group has one
     slack vector for all of them: ``xi``, ``eta`` and ``S`` then have a single entry. A ``lazy`` phase
-    may leave a normal part in ``v`` after a drift, if the next kick is going to take it off; the tensors
-    of a ``native`` one suit the compiled kernels.
+    may leave to a later step what can wait: a normal part of ``v`` that the next drift takes off, or the
+    rounding errors of a length. The tensors of a ``native`` one suit the compiled kernels.
     """
 
     q: list[Tensor]
@@ -36,12 +36,12 @@ class Phase:
     def map(self, change: Callable[[Tensor], Tensor]) -> "Phase":
         """The phase with every tensor changed."""
         lists: dict[str, Any] = {k: [change(t) for t in ts] for k, ts in self._lists().items()}
-        return Phase(**lists, names=self.names)
+        return Phase(**lists, names=self.names, lazy=self.lazy)
 
     def single(self, i: int) -> "Phase":
         """Tensor i alone, sharing memory."""
         lists: dict[str, Any] = {k: ts[i : i + 1] for k, ts in self._lists().items()}
-        return Phase(**lists, names=self.names[i : i + 1])
+        return Phase(**lists, names=self.names[i : i + 1], lazy=self.lazy)
 
     @staticmethod
     def join(phases: Sequence["Phase"]) -> "Phase":
@@ -49,7 +49,7 @@ class Phase:
         lists: dict[str, Any] = {
             k: [t for x in phases for t in getattr(x, k)] for k in phases[0]._lists()
         }
-        return Phase(**lists)
+        return Phase(**lists, lazy=phases[0].lazy)
 
     def copy_(self, other: "Phase") -> None:
         """Take over the values of another phase."""

@@ -1,5 +1,6 @@
 """Q^T Q = I for the tall orientation of a weight matrix (4.49, 4.50): the Stiefel manifold."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -53,6 +54,7 @@ class Orthogonal(Constraint):
 
     batched: ClassVar[bool] = True
     drift_settles: ClassVar[bool] = True
+    patience: ClassVar[float] = math.inf
     inits: ClassVar[tuple[str, ...]] = ("nearest", "orthogonal", "error")
 
     def __post_init__(self) -> None:
