@@ -58,7 +58,7 @@ def phase(q: Tensor, optimizer: Langevin) -> Phase:
     x = Phase([q.detach().double()], **lists).map(torch.clone)
     group = optimizer.param_groups[0]
     constraint = group["constraint"]
-    if x.v and constraint and constraint.drift_settles and group["fused"] is not False:
+    if x.v and constraint and constraint.lazy and group["fused"] is not False:
         constraint.settle_(x)
     return x
 

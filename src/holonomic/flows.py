@@ -64,7 +64,7 @@ class Flow:
     ) -> None:
         """Apply the letters of a word, one after the other, to every tensor; before them, ``rescale``
         the momenta, which keeps p = -sqrt(lr) v what it was if lr has changed. ``fused`` takes compiled
-        kernels where there are; ``lazy`` may leave to a later step what can wait."""
+        kernels where there are; ``lazy`` may leave a projection to the next step."""
         if rescale != 1:
             for momenta in (x.v, x.eta):
                 if momenta:

@@ -64,7 +64,7 @@ class Langevin(Optimizer):
             Tensors that are not contiguous float32 on a CPU (16 bits are computed so), and schemes with a
             thermostat, go the ordinary way. False also leaves nothing to the next step: otherwise, with
             kernels or without, momenta of orthogonal weights keep a normal part in ``state``, which the
-            next drift takes off, and circles without kernels are rid of rounding errors every 8 steps.
+            next step takes off, and save two matrix products.
         nonfinite: what to do when a gradient holds NaN or Inf: "raise", "skip" the step (counted in
             `report()`), or "allow" it without looking (if something else has looked already).
         capturable, differentiable: not supported; anything but the default raises.
@@ -121,7 +121,6 @@ class Langevin(Optimizer):
             "fused": fused,
             "nonfinite": nonfinite,
             "started": False,
-            "steps": 0,
             "fallbacks": 0,
             "skipped": 0,
             "rng_state": None,  # its place in checkpoints, filled by state_dict()
@@ -136,7 +135,7 @@ class Langevin(Optimizer):
         before = len(self.param_groups)
         settings.check_keys(param_group, before, self.defaults)
         param_group = settings.listed(param_group, self.param_groups)
-        if param_group.get("foreach") is not None:
+        if param_group.get("foreach") is not None and self.defaults["fused"]:
             param_group.setdefault("fused", None)
         super().add_param_group(param_group)
         try:
@@ -186,13 +185,11 @@ class Langevin(Optimizer):
                 part.word,
                 foreach=part.group["foreach"] is not False,
                 fused=part.fused,
-                lazy=part.lazy,
+                lazy=part.group["fused"] is not False,
                 rescale=part.rescale(),
             )
         for part in parts:
             part.finish()
-        for group in {part.i: part.group for part in parts}.values():
-            group["steps"] += bool(float(group["lr"]))
         return loss
 
     def _parts(self, i: int, group: Group) -> list["_Part"]:
@@ -285,8 +282,8 @@ class Langevin(Optimizer):
         if held:
             x = gather(held, settings.names_of(group, i, held), constraint, scheme, self.state)
             x = x.map(wide)
-            postponed = constraint.drift_settles and group["fused"] is not False
-            if postponed and not scheme.overdamped:
+            waiting = constraint.lazy and group["fused"] is not False and not scheme.adaptive
+            if waiting and not scheme.overdamped:
                 x = x.map(torch.clone)
                 constraint.settle_(x)  # what the next step would do first
             residual = _worse(residual, constraint.residual(x))
@@ -380,12 +377,6 @@ class _Part:
         asked, foreach = self.group["fused"], self.group["foreach"]
         return self.constraint is not _FREE and foreach is None if asked is None else bool(asked)
 
-    @property
-    def lazy(self) -> bool:
-        """Whether to leave to a later step what can wait; what is rounded to 16 bits cannot."""
-        patient = self.group["fused"] is not False and self.work is self.home
-        return patient and bool(self.group["steps"] % self.constraint.patience)
-
     def check_fresh(self) -> None:
         """Weights may have changed since the optimizer was built: can they still be placed?"""
         if self.fresh:
@@ -425,7 +416,8 @@ def _finite(grads: list[Tensor], fused: bool) -> bool:
     if fused and native.fits(grads):
         return native.finite(grads)
     if all(g.device.type == "cpu" for g in grads):
-        totals = [g.sum() for g in grads]  # in half the time of a norm
+        # In half the time of a norm. 16 bits would overflow.
+        totals = [g.sum(dtype=torch.promote_types(g.dtype, torch.float32)) for g in grads]
     else:
         totals = list(torch._foreach_norm(grads))
     devices: dict[torch.device, list[Tensor]] = {}

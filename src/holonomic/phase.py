@@ -18,8 +18,8 @@ class Phase:
     variables of an inequality and ``eta`` their momenta; ``R`` and ``S`` the last noise of weights
     and slack, which LM averages with the next. A constraint that links the tensors of a group has one
     slack vector for all of them: ``xi``, ``eta`` and ``S`` then have a single entry. A ``lazy`` phase
-    may leave to a later step what can wait: a normal part of ``v`` that the next drift takes off, or the
-    rounding errors of a length. The tensors of a ``native`` one suit the compiled kernels.
+    may leave a normal part in ``v`` after a drift, which the next one takes off; the tensors of a
+    ``native`` one suit the compiled kernels.
     """
 
     q: list[Tensor]

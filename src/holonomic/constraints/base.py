@@ -49,8 +49,8 @@ class Constraint:
     batched: ClassVar[bool] = False
     #: Whether `drift_` projects the momenta it is given on the tangent space itself.
     drift_settles: ClassVar[bool] = False
-    #: In how many steps one must not be ``lazy``, that is, leave to a later one what can wait.
-    patience: ClassVar[float] = 1
+    #: Whether it leaves the projection that ends a drift to the next one, if the phase is ``lazy``.
+    lazy: ClassVar[bool] = False
     #: Whether slack variables have momenta of their own.
     slack_momentum: ClassVar[bool] = True
     #: Ways to place weights that this constraint offers.

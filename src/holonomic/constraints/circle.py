@@ -47,7 +47,6 @@ class Circle(Constraint):
     batch_dims: int = 0
 
     slack_momentum = False
-    patience = 8  # a step adds an error of rounding, one in whichever direction
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -137,20 +136,15 @@ class Circle(Constraint):
             torch._foreach_add_(x.v, R, alpha=sigma / self.radius)
 
     def drift_(self, x: Phase, h: float) -> None:
-        """A rotation with one function to evaluate, where what is added is as small as the angle: with
-        t = tan(lr v / 2) and sin = 2 t / (1 + t^2), theta <- theta - sin (xi + t theta) and
-        xi <- xi + sin (theta - t xi). It keeps lengths but for rounding, which a lazy phase leaves."""
-        tan = torch._foreach_mul(x.v, h / 2)
-        torch._foreach_tan_(tan)
-        for_theta = torch._foreach_addcmul(x.xi, tan, x.q)
-        for_xi = torch._foreach_addcmul(x.q, tan, x.xi, value=-1)
-        one = tan[0].new_ones(())
-        half_sin = tan
-        torch._foreach_div_(half_sin, torch._foreach_addcmul([one] * len(tan), tan, tan))
-        torch._foreach_addcmul_(x.q, half_sin, for_theta, value=-2)
-        torch._foreach_addcmul_(x.xi, half_sin, for_xi, value=2)
-        if not x.lazy:
-            self.retract_(x, [])
+        cos = torch._foreach_mul(x.v, h)
+        sin = torch._foreach_sin(cos)
+        torch._foreach_cos_(cos)
+        sin_theta = torch._foreach_mul(sin, x.q)
+        torch._foreach_mul_(x.q, cos)
+        torch._foreach_addcmul_(x.q, sin, x.xi, value=-1)
+        torch._foreach_mul_(x.xi, cos)
+        torch._foreach_add_(x.xi, sin_theta)
+        self.retract_(x, [])  # a rotation keeps the length; this stops rounding from piling up
 
     def retract_(self, x: Phase, origin: list[Tensor]) -> None:
         """(theta, xi) <- r (theta, xi) / |(theta, xi)|."""

@@ -1,6 +1,5 @@
 """Q^T Q = I for the tall orientation of a weight matrix (4.49, 4.50): the Stiefel manifold."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -38,8 +37,8 @@ class Orthogonal(Constraint):
 
         M <- M + F/2,   F = G - T - T^T,   T = (C - M/2)^T M,   G = B^T B - I,   C = Q^T B,   B = Q - lr V.
 
-    A normal part of V, as kicks and noise leave it, ends up in M: so A needs no projection before it,
-    and a whole step five products of the size of Q^T Q beside the iteration. EM is the same projection
+    A normal part of V, as kicks, noise and the last A leave it, ends up in M: so A needs no projection,
+    and a whole step three products of the size of Q^T Q beside the iteration. EM is the same projection
     after the free step (Algorithm 4.1). The iteration stops on its own residual F, or on a bound of the
     next one, after ``max_iterations`` at the latest; a matrix whose step was too large for it takes the
     polar factor of B instead, the nearest orthogonal matrix, and is counted in `report()`.
@@ -54,7 +53,7 @@ class Orthogonal(Constraint):
 
     batched: ClassVar[bool] = True
     drift_settles: ClassVar[bool] = True
-    patience: ClassVar[float] = math.inf
+    lazy: ClassVar[bool] = True
     inits: ClassVar[tuple[str, ...]] = ("nearest", "orthogonal", "error")
 
     def __post_init__(self) -> None:
