@@ -28,8 +28,8 @@ CIRCLES: dict[Any, hm.Constraint] = {"0.weight": hm.Circle(1.0), "2.weight": hm.
 
 
 class Case(NamedTuple):
-    """What is trained: plain SGD, or with noise and circles; and whether by compiled kernels, with a
-    compiled gradient."""
+    """What is trained: plain SGD, or with noise and circles; and whether by default, or with compiled
+    gradients and kernels for the noise and unconstrained weights, too."""
 
     noisy: bool
     native: bool
@@ -131,7 +131,7 @@ def stacked(n: int, case: Case) -> Epoch:
         temperature=5e-5 if case.noisy else 0.0,
         generator=replicas.noise(native=case.native) if case.noisy else None,
         nonfinite="allow",
-        fused=case.native,
+        fused=case.native or None,
     )
     order = replicas.order(x, y, 2)
 
