@@ -1,5 +1,6 @@
 """The optimizer's own source of normal numbers: apart from torch's global one, and saved with it."""
 
+import os
 import warnings
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -178,7 +179,8 @@ class ReplicaNoise(_StackedNoise):
     """Noise for stacked tensors (n, ...): one independent stream a replica.
 
     A replica's numbers depend on its seed and on what it has drawn before, never on how many others
-    there are. They are drawn in blocks, by two threads, the next block while this one is in use.
+    there are. They are drawn in blocks, the next one while this one is in use, by one or two threads beside
+    the one that asks: on two cores a second would take time from it.
     """
 
     #: Numbers a replica draws at once; a tensor larger than this makes blocks of its own size.
@@ -221,7 +223,8 @@ class ReplicaNoise(_StackedNoise):
     def _prefetch(self) -> None:
         """Start drawing the next block."""
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(2, thread_name_prefix="noise")
+            workers = 1 if (os.cpu_count() or 1) <= 2 else 2
+            self._pool = ThreadPoolExecutor(workers, thread_name_prefix="noise")
         block = torch.empty(len(self._streams), self._width, device=self._device)
         origin = [g.get_state() for g in self._streams]
         halves = [range(k, len(self._streams), 2) for k in (0, 1)]
