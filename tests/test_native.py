@@ -758,6 +758,32 @@ def test_a_number_depends_on_its_key_and_place_alone():
     assert torch.equal(part[0], whole[1, 1500:2501])
 
 
+@needs_compiler
+@pytest.mark.parametrize("scheme", ["OBA", "BAOAB", "EM"])
+def test_noise_of_replicas_is_read_where_it_lies(scheme):
+    """Rows of a block that are not contiguous, in weights, slack and flat space: the same to rounding as
+    without kernels, and to the last bit as from copies that are."""
+    results = []
+    for fused, copied in ((False, False), (True, False), (True, True)):
+        replicas = hm.Replicas(lambda: nn.Linear(3, 5), 4, seed=3)
+        noise = replicas.noise()
+        drawn = noise.like(next(iter(replicas.parameters())))
+        assert not drawn.is_contiguous()
+        if copied:
+            original = noise.like
+            noise.like = lambda t, original=original: original(t).contiguous()  # type: ignore[method-assign]
+        groups = replicas.groups({"weight": hm.Circle(0.5)})
+        opt = hm.Langevin(
+            groups, lr=0.05, temperature=0.1, scheme=scheme, generator=noise, fused=fused
+        )
+        params = list(replicas.parameters())
+        advance(params, opt, 6)
+        results.append(copies(params))
+    for a, b, c in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=200 * EPS)
+        assert torch.equal(b, c)
+
+
 def stack(n: int, first: int = 0, **settings: Any) -> tuple[hm.Replicas, hm.Langevin]:
     replicas = hm.Replicas(lambda: nn.Linear(3, 5), n, seed=3, first=first)
     rules: dict[Any, Any] = {"weight": hm.Circle(1.0)}

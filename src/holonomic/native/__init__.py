@@ -69,8 +69,10 @@ class Step:
         noises: Sequence[Noises] = (),
     ) -> None:
         """Move one tensor, with the noise (of weights, of slack) of every letter."""
-        stored, _kept = _stored(noises)
-        self._run(1, q.numel(), q, v, xi, g, stored, None)
+        stride = _stride(noises)
+        rows = 1 if stride is None else len(q)
+        stored, _kept = _stored(noises, stride)
+        self._run(rows, q.numel() // rows, q, v, xi, g, stored, None)
 
     def all(
         self, q: Sequence[Tensor], v: Sequence[Tensor], xi: Sequence[Tensor], g: Sequence[Tensor]
@@ -151,16 +153,29 @@ def normal_(out: Tensor, first: int, keys: Tensor) -> None:
     library().holonomic_normal(rows, count // rows, *places, torch.get_num_threads())
 
 
-def _stored(noises: Sequence[Noises]) -> tuple[Stored | None, list[Tensor]]:
-    """The addresses of noise, and what must be kept alive while they are in use."""
+def _stride(noises: Sequence[Noises]) -> int | None:
+    """How far rows lie apart that are parts of the rows of a block, as replicas have them: they can be read
+    where they are. None if they are not of that kind."""
+    drawn = [t for pair in noises for ts in pair for t in ts]
+    if not drawn or not drawn[0].numel() or all(t.is_contiguous() for t in drawn):
+        return None
+    strides = {t.stride(0) if t[0].is_contiguous() else None for t in drawn}
+    return strides.pop() if len(strides) == 1 else None
+
+
+def _stored(
+    noises: Sequence[Noises], stride: int | None = None
+) -> tuple[Stored | None, list[Tensor]]:
+    """The addresses of noise whose rows lie ``stride`` apart (None: it is made contiguous), and what must
+    be kept alive while they are in use."""
     if not any(R or S for R, S in noises):
         return None, []
     kept: list[Tensor] = []
-    stored = Stored()
+    stored = Stored(stride=stride or 0)
     for k, pair in enumerate(noises):
         for column, tensors in zip((stored.R, stored.S), pair, strict=True):
             if tensors:
-                kept.append(tensors[0].contiguous())
+                kept.append(tensors[0].contiguous() if stride is None else tensors[0])
                 column[k] = kept[-1].data_ptr()
     return stored, kept
 

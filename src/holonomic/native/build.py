@@ -123,9 +123,13 @@ class Word(ctypes.Structure):
 
 
 class Stored(ctypes.Structure):
-    """As in ``kernels.cpp``: addresses of the noise of every letter."""
+    """As in ``kernels.cpp``: addresses of the noise of every letter, and how far its rows lie apart."""
 
-    _fields_ = (("R", ctypes.c_void_p * LETTERS), ("S", ctypes.c_void_p * LETTERS))
+    _fields_ = (
+        ("R", ctypes.c_void_p * LETTERS),
+        ("S", ctypes.c_void_p * LETTERS),
+        ("stride", ctypes.c_int64),
+    )
 
 
 class Stream(ctypes.Structure):

@@ -67,6 +67,7 @@ struct Span {
 
 struct Stored {  // noise of letter k for weights and slack; null: none
     const float *R[LETTERS], *S[LETTERS];
+    int64_t stride;  // from row to row
 };
 
 struct Stream {  // the same as numbers of a stream a row; the place is negative: none
@@ -482,9 +483,9 @@ void fill_pairs(int64_t count, float* __restrict out, uint64_t from, uint32_t k0
 }
 
 // The numbers from..., in blocks of their own: for R or S of one letter.
-const float* noise_of(const float* stored, int64_t at, const Stream* stream, int64_t place, int64_t row,
+const float* noise_of(const float* stored, int64_t stride, const Stream* stream, int64_t place, int64_t row,
                       int64_t start, int64_t size, float* room) {
-    if (stored) return stored + at;
+    if (stored) return stored + row * stride + start;
     if (!stream || place < 0) return nullptr;
     const uint64_t key = stream->keys[row];
     fill_pairs((size + 1) / 2, room, static_cast<uint64_t>(place + start) / 2,
@@ -507,7 +508,7 @@ extern "C" {
 void holonomic_step(const Word* word, int64_t rows, int64_t n, float* q, float* v, float* xi,
                     const float* g, const Stored* stored, const Stream* stream, int32_t threads) {
     const Word& w = *word;
-    const int64_t blocks = (n + BLOCK - 1) / BLOCK;
+    const int64_t blocks = (n + BLOCK - 1) / BLOCK, stride = stored ? stored->stride : 0;
 #pragma omp parallel num_threads(team(rows * n, threads))
     {
         const FlushTiny flush;
@@ -518,9 +519,9 @@ void holonomic_step(const Word* word, int64_t rows, int64_t n, float* q, float* 
             const int64_t size = std::min(BLOCK, n - start), at = row * n + start;
             const float* f = force_of(w, g + at, q + at, size, force);
             for (int32_t k = 0; k < w.count; ++k) {
-                const float* r = noise_of(stored ? stored->R[k] : nullptr, at, stream,
+                const float* r = noise_of(stored ? stored->R[k] : nullptr, stride, stream,
                                           stream ? stream->R[k] : -1, row, start, size, R);
-                const float* s = noise_of(stored ? stored->S[k] : nullptr, at, stream,
+                const float* s = noise_of(stored ? stored->S[k] : nullptr, stride, stream,
                                           stream ? stream->S[k] : -1, row, start, size, S);
                 const Block b{q + at, v ? v + at : nullptr, xi ? xi + at : nullptr, f, r, s, size};
                 if (xi)
