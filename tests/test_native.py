@@ -17,7 +17,7 @@ from cases import advance, build, copies
 from holonomic import native
 from holonomic.constraints.orthogonal import _next_residual
 from holonomic.errors import CheckpointError, SettingError
-from holonomic.native.build import library
+from holonomic.native.build import _compiler, library
 
 needs_compiler = pytest.mark.skipif(native.reason() is not None, reason=f"{native.reason()}")
 EPS = torch.finfo(torch.float32).eps
@@ -672,6 +672,29 @@ def test_a_source_that_does_not_compile_is_a_reason_not_a_crash(tmp_path):
     )
     assert "could not compile" in done.stdout or "no C++ compiler" in done.stdout
     assert not list(tmp_path.glob("**/*.so"))
+
+
+@needs_compiler
+def test_a_compiler_that_leaves_out_openmp_compiles_without(tmp_path):
+    """It says nothing, and the library does not load."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        "for last; do :; done\n"
+        'case " $* " in *" -fopenmp "*)\n'
+        '  echo "void nowhere(); void f() { nowhere(); }" |\n'
+        f'  exec {_compiler()} -x c++ -shared -fPIC - -o "$last";;\n'
+        "esac\n"
+        f'exec {_compiler()} "$@"\n'
+    )
+    compiler.chmod(0o755)
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "CXX": str(compiler)}
+    code = "import holonomic.native as n; print(n.reason())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True
+    )
+    assert done.stdout.strip() == "None"
+    assert len(list(tmp_path.rglob("*.so"))) == 1
 
 
 # ---------------------------------------------------------------------- noise

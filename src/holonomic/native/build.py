@@ -79,7 +79,8 @@ def _folder() -> Path:
 
 
 def _compile(compiler: str, path: Path) -> None:
-    """Write the library whole or not at all: other processes may be doing the same."""
+    """Write the library whole or not at all: other processes may be doing the same. It must load, too: a
+    compiler may leave out the OpenMP library in silence."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(suffix=".so", dir=path.parent)
     os.close(handle)
@@ -94,11 +95,16 @@ def _compile(compiler: str, path: Path) -> None:
                 timeout=120,
                 check=False,
             )
+            said = done.stderr.strip() or "no message"
             if not done.returncode:
-                os.replace(temporary, path)
-                return
-        first = (done.stderr.strip() or "no message").splitlines()[0]
-        raise Unavailable(f"{compiler} could not compile the kernels: {first}")
+                try:
+                    ctypes.CDLL(temporary)
+                except OSError as error:
+                    said = str(error).replace(temporary, path.name)
+                else:
+                    os.replace(temporary, path)
+                    return
+        raise Unavailable(f"{compiler} could not compile the kernels: {said.splitlines()[0]}")
     except subprocess.TimeoutExpired:
         raise Unavailable(f"{compiler} took more than two minutes for the kernels") from None
     finally:
