@@ -10,6 +10,7 @@ from torch import Tensor
 
 from holonomic import Langevin
 from holonomic.phase import Phase
+from holonomic.scheme import parse
 
 # The tensors here are small: threads would only wait for each other (and for other test workers).
 torch.set_num_threads(1)
@@ -58,7 +59,12 @@ def phase(q: Tensor, optimizer: Langevin) -> Phase:
     x = Phase([q.detach().double()], **lists).map(torch.clone)
     group = optimizer.param_groups[0]
     constraint = group["constraint"]
-    if x.v and constraint and constraint.lazy and group["fused"] is not False:
+    waits = (
+        group["fused"] is not False
+        and q.dtype.itemsize >= 4
+        and not parse(group["scheme"]).adaptive
+    )
+    if x.v and constraint and constraint.lazy and waits:
         constraint.settle_(x)
     return x
 

@@ -105,14 +105,19 @@ def test_kinetic_temperature_counts_only_what_moves() -> None:
     assert optimizer.report().groups[0].kinetic_temperature == pytest.approx(0.05, rel=1e-15)
 
 
-def test_reading_changes_nothing() -> None:
-    params, optimizer = build("Circle")
-    other, twin = build("Circle")
+@pytest.mark.parametrize("name", ["Circle", "Orthogonal"])
+def test_reading_changes_nothing(name: str) -> None:
+    params, optimizer = build(name)
+    other, twin = build(name)
     for _ in range(3):
         optimizer.report()
         advance(params, optimizer, 1)
         advance(other, twin, 1)
+    optimizer.report()
     assert all(torch.equal(p, q) for p, q in zip(params, other, strict=True))
+    for p, q in zip(params, other, strict=True):
+        momenta = (optimizer.state[p]["momentum_buffer"], twin.state[q]["momentum_buffer"])
+        assert torch.equal(*momenta)
 
 
 def test_printing_gives_a_table() -> None:

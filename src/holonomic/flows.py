@@ -72,7 +72,7 @@ class Flow:
         if fused and self._fused(x, g, word):
             _written(x)
             return
-        x.lazy = lazy and self.thermostat is None
+        x.lazy = lazy
         x.native = (
             fused
             and self.thermostat is None

@@ -185,7 +185,7 @@ class Langevin(Optimizer):
                 part.word,
                 foreach=part.group["foreach"] is not False,
                 fused=part.fused,
-                lazy=part.group["fused"] is not False,
+                lazy=_lazy(part.group, part.constraint, part.scheme, part.params),
                 rescale=part.rescale(),
             )
         for part in parts:
@@ -282,8 +282,7 @@ class Langevin(Optimizer):
         if held:
             x = gather(held, settings.names_of(group, i, held), constraint, scheme, self.state)
             x = x.map(wide)
-            waiting = constraint.lazy and group["fused"] is not False and not scheme.adaptive
-            if waiting and not scheme.overdamped:
+            if _lazy(group, constraint, scheme, held):
                 x = x.map(torch.clone)
                 constraint.settle_(x)  # what the next step would do first
             residual = _worse(residual, constraint.residual(x))
@@ -390,6 +389,14 @@ class _Part:
         if float(self.group["lr"]):
             self.group["started"] = True
             self.group["last_lr"] = float(self.group["lr"])
+
+
+def _lazy(group: Group, constraint: Constraint, scheme: Scheme, params: list[Tensor]) -> bool:
+    """Whether a projection of the momenta is left to the next step. Momenta of 16 bits are not: they would
+    be rounded together with a normal part that may be larger."""
+    possible = constraint.lazy and not (scheme.adaptive or scheme.overdamped)
+    wide_enough = possible and all(p.dtype.itemsize >= 4 for p in params)
+    return wide_enough and group["fused"] is not False
 
 
 def _worse(a: float, b: float) -> float:

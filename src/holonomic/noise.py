@@ -223,7 +223,9 @@ class ReplicaNoise(_StackedNoise):
     def _prefetch(self) -> None:
         """Start drawing the next block."""
         if self._pool is None:
-            workers = 1 if (os.cpu_count() or 1) <= 2 else 2
+            affinity = getattr(os, "sched_getaffinity", None)
+            cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+            workers = 1 if cores <= 2 else 2
             self._pool = ThreadPoolExecutor(workers, thread_name_prefix="noise")
         block = torch.empty(len(self._streams), self._width, device=self._device)
         origin = [g.get_state() for g in self._streams]

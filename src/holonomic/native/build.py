@@ -48,9 +48,12 @@ def _library() -> ctypes.CDLL | str:
         parts = (_SOURCE.read_text(), " ".join(_FLAGS), compiler, _machine())
         name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
         path = _folder() / f"{name}.so"
-        if not path.exists():
+        try:
+            found = ctypes.CDLL(str(path))
+        except OSError:  # not there, or of a machine that had another OpenMP library
             _compile(compiler, path)
-        return _declared(ctypes.CDLL(str(path)))
+            found = ctypes.CDLL(str(path))
+        return _declared(found)
     except (Unavailable, OSError, RuntimeError, ValueError) as error:  # no home directory, say
         return str(error)
 
