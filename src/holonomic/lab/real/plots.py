@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from holonomic.lab.experiment import Experiment
 from holonomic.lab.plots import FIGURES, look
@@ -14,6 +15,8 @@ from holonomic.lab.screen import LABELS
 
 #: Drawn on a logarithmic axis, if they differ by so much.
 _LOGARITHMIC = {"train_loss", "largest_weight", "output_weight"}
+#: Points of a curve that are marked: a line alone would say that there is something in between.
+_FEW = 10
 
 
 def training(e: Experiment, arms: dict[str, dict[str, Any]], out: Path) -> Figure:
@@ -30,12 +33,13 @@ def training(e: Experiment, arms: dict[str, dict[str, Any]], out: Path) -> Figur
             mean, std = values.mean(1), values.std(1)  # NaN from where a run has diverged
             seen += mean[np.isfinite(mean)].tolist()
             style = look(i)
-            marker = "o" if len(epochs) == 1 else None
+            marker = "o" if len(epochs) <= _FEW else None
             axis.plot(epochs, mean, label=name, marker=marker, lw=1.2, **style)
             if values.shape[1] > 1 and len(arms) <= 8:
                 low, high = mean - std, mean + std
                 axis.fill_between(epochs, low, high, color=style["color"], alpha=0.12, lw=0)
         axis.set_xlabel("epoch")
+        axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axis.set_ylabel(LABELS[metric])
         if metric in _LOGARITHMIC and seen and max(seen) > 4 * min(seen) > 0:
             axis.set_yscale("log")
