@@ -95,20 +95,3 @@ def table2_wikitext2() -> RealExperiment:
             decayed.name: {"valid_loss": 5.01},
         },
     )
-
-
-@recipe
-def table2_wikitext2_small() -> RealExperiment:
-    """A part of WikiText-2, for a CPU: an epoch of the whole takes it half an hour."""
-    whole = table2_wikitext2()
-    return replace(
-        whole,
-        id="table2-wikitext2-small",
-        title="magnitude constraints in a transformer on a part of WikiText-2 (Tables 2 and 4.4, reduced)",
-        setting=f"{whole.setting}; the first 300,000 words of the training text",
-        data=replace(whole.data, train=300_000),
-        epochs=2,
-        paper={},
-        notes="A seventh of the training text and a hundredth of the epochs, so that it fits a CPU: what "
-        "holds here need not hold at the end. Losses are averages over all words of validation and test.",
-    )
