@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from holonomic import Langevin
+from holonomic.langevin import _lazy
 from holonomic.phase import Phase
 from holonomic.scheme import parse
 
@@ -59,12 +60,7 @@ def phase(q: Tensor, optimizer: Langevin) -> Phase:
     x = Phase([q.detach().double()], **lists).map(torch.clone)
     group = optimizer.param_groups[0]
     constraint = group["constraint"]
-    waits = (
-        group["fused"] is not False
-        and q.dtype.itemsize >= 4
-        and not parse(group["scheme"]).adaptive
-    )
-    if x.v and constraint and constraint.lazy and waits:
+    if x.v and constraint and _lazy(group, constraint, parse(group["scheme"]), [q]):
         constraint.settle_(x)
     return x
 

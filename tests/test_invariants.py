@@ -220,9 +220,7 @@ def test_on_the_manifold_and_cotangent_after_every_step(name, scheme, dtype, bat
     settings = {"lr": lr, "momentum": 0.9, "temperature": 0.2, "seed": 1, "scheme": scheme}
     w = start(case, BATCHES[batch_dims], dtype)
     constraint = case.make(batch_dims)
-    if (
-        constraint.lazy
-    ):  # without a projection that is left to the next step: the momenta as they are
+    if constraint.lazy:  # first with nothing left to the next step: the momenta as they are
         run(potential, w, 4, look, constraint=constraint, fused=False, **settings)
         seen.clear()
     _, optimizer = run(potential, w, 4, look, constraint=constraint, **settings)
