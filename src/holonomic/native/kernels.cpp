@@ -31,7 +31,8 @@ class FlushTiny {
 #endif
 };
 
-constexpr int64_t BLOCK = 1024;
+constexpr int64_t BLOCK = 512;  // weights that go through a word together
+constexpr int64_t CHUNK = 128;  // of them, those for which memory is asked for at a time
 constexpr int64_t PER_THREAD = 1 << 16;  // numbers below which a second thread costs more than it brings
 
 int team(int64_t numbers, int32_t threads) {
@@ -163,6 +164,19 @@ float largest(const float* __restrict v, int64_t n) {
     return top;
 }
 
+// Ask for a chunk of the next block while this one is computed: what else waits for memory in the first letter
+// of every block. (To ask for memory that is not there does no harm.)
+inline void fetch_next(const Block& b, int64_t from) {
+#ifdef __GNUC__
+    for (int64_t i = from + BLOCK; i < from + BLOCK + CHUNK; i += 16) {
+        __builtin_prefetch(b.v + i, 1);
+        __builtin_prefetch(b.q + i, 1);
+        __builtin_prefetch(b.xi + i, 1);
+        __builtin_prefetch(b.g + i, 0);
+    }
+#endif
+}
+
 // The pairs (q, xi) by the angles h v. Steps of training turn by less than an octant, almost always. A rotation
 // keeps the length but for rounding, so one of Newton's steps from 1/r puts it right; pairs that were not on
 // their circles before (somebody has changed the weights) keep their direction, and are put there after.
@@ -172,16 +186,20 @@ void rotate(const Block& b, float h, float r) {
     const float* __restrict v = b.v;
     const float per = 1.0f / (r * r);
     float top = 0.0f;
+    for (int64_t from = 0; from < b.n; from += CHUNK) {
+        const int64_t to = std::min(from + CHUNK, b.n);
+        fetch_next(b, from);
 #pragma omp simd reduction(max : top)
-    for (int64_t i = 0; i < b.n; ++i) {
-        float s, c;
-        SINCOS(h * v[i], s, c);
-        const float new_q = c * q[i] - s * xi[i], new_xi = c * xi[i] + s * q[i];
-        const float excess = (new_q * new_q + new_xi * new_xi) * per - 1.0f;
-        const float scale = std::max(1.0f - 0.5f * excess, 0.125f);
-        top = std::fabs(excess) > top ? std::fabs(excess) : top;
-        q[i] = new_q * scale;
-        xi[i] = new_xi * scale;
+        for (int64_t i = from; i < to; ++i) {
+            float s, c;
+            SINCOS(h * v[i], s, c);
+            const float new_q = c * q[i] - s * xi[i], new_xi = c * xi[i] + s * q[i];
+            const float excess = (new_q * new_q + new_xi * new_xi) * per - 1.0f;
+            const float scale = std::max(1.0f - 0.5f * excess, 0.125f);
+            top = std::fabs(excess) > top ? std::fabs(excess) : top;
+            q[i] = new_q * scale;
+            xi[i] = new_xi * scale;
+        }
     }
     if (top < 1e-4f) return;
     for (int64_t i = 0; i < b.n; ++i)  // those that are right keep their bits
