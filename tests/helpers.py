@@ -55,7 +55,8 @@ def phase(q: Tensor, optimizer: Langevin) -> Phase:
 
     Steps may leave a normal part in momenta, which the next one takes off first: here too."""
     state = next((s for p, s in optimizer.state.items() if p.data_ptr() == q.data_ptr()), {})
-    keys = {"v": "momentum_buffer", "xi": "slack", "eta": "slack_momentum"}
+    slack = getattr(optimizer.param_groups[0]["constraint"], "slack_name", "slack")
+    keys = {"v": "momentum_buffer", "xi": slack, "eta": "slack_momentum"}
     lists: dict[str, Any] = {k: [state[n].double()] for k, n in keys.items() if n in state}
     x = Phase([q.detach().double()], **lists).map(torch.clone)
     group = optimizer.param_groups[0]

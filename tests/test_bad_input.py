@@ -8,7 +8,17 @@ import torch
 from torch import nn
 
 import holonomic as hm
-from cases import CONSTRAINTS, advance, build, copies, same, set_grads, state_tensors, weights
+from cases import (
+    CONSTRAINTS,
+    advance,
+    build,
+    copies,
+    same,
+    set_grads,
+    state_tensors,
+    types,
+    weights,
+)
 from holonomic import (
     Circle,
     ConstraintError,
@@ -298,9 +308,11 @@ def test_a_schedule_that_goes_wrong_raises_before_anything_moves(key: str) -> No
     assert same(before, [*first, *second, *state_tensors(optimizer)])
 
 
-@pytest.mark.parametrize("name", CONSTRAINTS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, d) for name in CONSTRAINTS for d in types(name, torch.float32, torch.bfloat16)],
+)
 def test_nonfinite_gradients(name: str, value: float, dtype: torch.dtype) -> None:
     for policy in ("raise", "skip"):
         for steps in (0, 2):

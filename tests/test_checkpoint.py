@@ -22,7 +22,17 @@ from torch.distributed.checkpoint.state_dict import (
 
 import cases
 import holonomic as hm
-from cases import CONSTRAINED, CONSTRAINTS, advance, build, copies, same, state_tensors, weights
+from cases import (
+    CONSTRAINED,
+    CONSTRAINTS,
+    advance,
+    build,
+    copies,
+    same,
+    state_tensors,
+    types,
+    weights,
+)
 from holonomic import CheckpointError, Circle, Langevin, LevelSet, Orthogonal, Sphere
 
 SCHEMES = ("OBA", "BAOAB", "BACDEDCAB", "EM", "LM")
@@ -49,7 +59,7 @@ def tamper_free(params: list[Any], optimizer: Langevin) -> list[Tensor]:
 @pytest.mark.parametrize("name", CONSTRAINTS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_state_dict_is_plain_and_resumes_bitwise(name: str, scheme: str) -> None:
-    for dtype in (torch.float64, torch.bfloat16):
+    for dtype in types(name, torch.float64, torch.bfloat16):
         params, optimizer = build(name, scheme, dtype, temperature=0.05)
         advance(params, optimizer, 3)
         saved = through_a_file({"params": copies(params), "optimizer": optimizer.state_dict()})

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from helpers import phase, random_orthonormal, run, slope
-from holonomic import Circle, Langevin, LevelSet, Orthogonal, Sphere
+from holonomic import AngularCircle, Circle, Langevin, LevelSet, Orthogonal, Sphere
 from holonomic.constraints import Free
 from holonomic.phase import Phase
 
@@ -26,6 +26,7 @@ def rows(scale: float) -> Tensor:
 CASES = {
     "none": (None, rows(1.0)),
     "circle": (Circle(1.2), rows(0.9)),
+    "angular circle": (AngularCircle(1.2), rows(0.9)),
     "sphere": (Sphere(1.3), rows(0.9)),
     "sphere, equality": (Sphere(0.7, slack=False), rows(0.7)),
     "orthogonal": (Orthogonal(), random_orthonormal(5, 3)),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import holonomic.constraints
 from helpers import SCHEMES, phase, random_orthonormal, run
-from holonomic import Circle, LevelSet, Orthogonal, Sphere
+from holonomic import AngularCircle, Circle, LevelSet, Orthogonal, Sphere
 from holonomic.constraints import Constraint, Free
 from holonomic.phase import Phase
 
@@ -41,6 +41,7 @@ class Case:
     residuals: Callable[[Phase], tuple[Tensor, Tensor]]
     cotangency: Callable[[Phase], tuple[Tensor, Tensor]]
     length: float | None = None
+    dtypes: tuple[torch.dtype, ...] = DTYPES
 
 
 def nothing(x: Phase) -> tuple[Tensor, Tensor]:
@@ -54,6 +55,14 @@ def circle(r: Tensor | float) -> dict:
 
     # The momentum is the angular velocity w of (theta, xi): (w xi, -w theta) is always tangent.
     return {"residuals": residuals, "cotangency": nothing}
+
+
+def angular(r: Tensor | float) -> dict:
+    def residuals(x: Phase) -> tuple[Tensor, Tensor]:
+        radius = torch.as_tensor(r, dtype=torch.float64).expand(x.q[0].shape)
+        return (x.q[0] - radius * x.xi[0].sin()).abs(), radius
+
+    return {"residuals": residuals, "cotangency": nothing, "dtypes": DTYPES[:2]}
 
 
 def sphere(r: Tensor | float, dims: tuple[int, ...]) -> dict:
@@ -130,6 +139,13 @@ REGISTRY = {
         lambda b: Circle(ROWS.reshape(3, 1), batch_dims=b), MATRIX, 2, **circle(ROWS.reshape(3, 1))
     ),
     "circle, conv": Case(lambda b: Circle(2.0, batch_dims=b), CONV, 2, **circle(2.0)),
+    "angular circle": Case(lambda b: AngularCircle(0.7, batch_dims=b), MATRIX, 2, **angular(0.7)),
+    "angular circle, radii": Case(
+        lambda b: AngularCircle(ROWS.reshape(3, 1), batch_dims=b),
+        MATRIX,
+        2,
+        **angular(ROWS.reshape(3, 1)),
+    ),
     "sphere": Case(lambda b: Sphere(1.5, batch_dims=b), MATRIX, 5, **sphere(1.5, (-1,))),
     "sphere, radii": Case(
         lambda b: Sphere(ROWS, batch_dims=b), MATRIX, 5, **sphere(ROWS.reshape(3, 1), (-1,))
@@ -159,6 +175,14 @@ REGISTRY = {
         lambda b: LevelSet(ellipsoid, inequality=True, batch_dims=b), (2, 3), 8, **on_ellipsoids()
     ),
 }
+
+
+#: Every constraint with every type it takes.
+TYPED = [
+    pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}")
+    for name, case in REGISTRY.items()
+    for dtype in case.dtypes
+]
 
 
 def test_every_exported_constraint_is_in_the_registry():
@@ -201,9 +225,8 @@ BATCHES = {0: (), 1: (2,), 2: (2, 3)}
 
 
 @pytest.mark.parametrize("batch_dims", BATCHES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize(("name", "dtype"), TYPED)
 def test_on_the_manifold_and_cotangent_after_every_step(name, scheme, dtype, batch_dims):
     case = REGISTRY[name]
     seen = []
@@ -236,8 +259,7 @@ def test_on_the_manifold_and_cotangent_after_every_step(name, scheme, dtype, bat
     assert report.residual <= scale * bound(case, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize(("name", "dtype"), TYPED)
 def test_weights_are_placed_when_the_optimizer_is_built(name, dtype):
     """Before any step; an inequality is met, an equality holds to the same tolerance as later."""
     case = REGISTRY[name]
@@ -251,8 +273,7 @@ def test_weights_are_placed_when_the_optimizer_is_built(name, dtype):
     require((g, scale), bound(case, dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize(("name", "dtype"), TYPED)
 def test_weights_on_the_manifold_stay_bit_for_bit(name, dtype):
     case = REGISTRY[name]
     settings = {"lr": 0.02, "temperature": 0.2, "seed": 1}

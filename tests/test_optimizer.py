@@ -22,6 +22,7 @@ from cases import (
     same,
     set_grads,
     state_tensors,
+    types,
     weights,
 )
 from holonomic import Circle, Langevin, LevelSet, Orthogonal, SettingError, Sphere
@@ -269,7 +270,8 @@ def test_unsupported_flags_raise(flag: str) -> None:
 @pytest.mark.parametrize("name", CONSTRAINTS)
 @pytest.mark.parametrize("scheme", ["OBA", "BAOAB", "EM", "LM"])
 def test_gradients_are_never_written(name: str, scheme: str) -> None:
-    for maximize, dtype in itertools.product((True, False), (torch.float64, torch.bfloat16)):
+    dtypes = types(name, torch.float64, torch.bfloat16)
+    for maximize, dtype in itertools.product((True, False), dtypes):
         params, optimizer = build(name, scheme, dtype, maximize=maximize, weight_decay=0.1)
         for _ in range(2):
             set_grads(params)
@@ -317,7 +319,7 @@ def test_sparse_gradients_raise() -> None:
 @pytest.mark.parametrize("name", CONSTRAINTS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_lr_zero_moves_nothing(name: str, scheme: str) -> None:
-    for dtype in (torch.float64, torch.bfloat16):
+    for dtype in types(name, torch.float64, torch.bfloat16):
         params, optimizer = build(name, scheme, dtype, temperature=1.0, lr=0.0)
         before = copies(params)
         advance(params, optimizer, 3)
@@ -518,8 +520,10 @@ def test_weights_loaded_after_building_are_placed(name: str) -> None:
     assert same(params, fresh)  # placed, and not moved
 
 
-@pytest.mark.parametrize("name", CONSTRAINED)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *LOW], ids=str)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, d) for name in CONSTRAINED for d in types(name, torch.float64, torch.float32, *LOW)],
+)
 def test_placing_twice_changes_nothing(name: str, dtype: torch.dtype) -> None:
     params, _ = build(name, dtype=dtype)
     once = copies(params)

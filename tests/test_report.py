@@ -17,6 +17,7 @@ from holonomic.report import GroupReport
 DOF = {
     "none": 92,
     "Circle": 92,
+    "AngularCircle": 92,
     "Circle-tensor": 12 + 12 + 2,
     "Sphere": 92,
     "Sphere-equality": 92 - (6 + 6 + 4 + 3),

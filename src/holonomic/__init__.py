@@ -1,7 +1,7 @@
 """Holonomic: neural networks trained as constrained stochastic dynamics."""
 
 from holonomic import diagnostics, methods, schedules
-from holonomic.constraints import Circle, Constraint, LevelSet, Orthogonal, Sphere
+from holonomic.constraints import AngularCircle, Circle, Constraint, LevelSet, Orthogonal, Sphere
 from holonomic.errors import (
     CheckpointError,
     ConstraintError,
@@ -17,6 +17,7 @@ from holonomic.units import from_paper, to_paper
 __version__ = "0.1.0"
 
 __all__ = [
+    "AngularCircle",
     "CheckpointError",
     "Circle",
     "Constraint",

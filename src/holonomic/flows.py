@@ -4,9 +4,9 @@ A constraint gives each letter its geometry; this file gives it its physics (uni
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 
 import torch
 from torch import Tensor
@@ -20,11 +20,8 @@ from holonomic.phase import Phase, draw
 from holonomic.scheme import OVERDAMPED, Substep
 from holonomic.thermostat import Thermostat
 
-#: Numbers of a tensor that go through a whole word together on a CPU: few enough for its cache, enough
-#: to make a call of torch worth its while.
-BLOCK = 1 << 17
-
 Noises = tuple[list[Tensor], list[Tensor]]
+Motion = Callable[[Phase, Sequence[Tensor], list[Tensor], list[Tensor]], None]
 
 
 class Flow:
@@ -80,40 +77,57 @@ class Flow:
             and native.fits([*x.q, *x.v, *g])
         )
         if self.constraint.separable and self.thermostat is None:
+            taken = self._prefix(word) if self.constraint.leaps else 0
+            leap = self._kicks(word[:taken]) if taken else (1.0, 0.0, 0.0)
+            motions = self._motions(word[taken:])
             for piece, grads, noises in self._pieces(x, g, word, foreach):
                 forces = self._forces(piece, grads)
-                for k, (substep, noise) in enumerate(zip(word, noises, strict=True)):
-                    self._letter(piece, forces, word, k, substep, noise)
+                if taken:
+                    self.constraint.leap_(piece, forces, *leap)
+                for motion, (R, S) in zip(motions, noises[taken:], strict=True):
+                    motion(piece, forces, R, S)
             return
         forces = self._forces(x, g)
         parts = [(x, forces)]
         if not (foreach or self.constraint.batched or self.thermostat):
             parts = [(x.single(i), forces[i : i + 1]) for i in range(len(x.q))]
-        taken = self._leap(x, g, word) if x.native else 0
-        for k, substep in enumerate(word[taken:], taken):
+        taken = self._prefix(word) if x.native else 0
+        if taken:
+            old, new, h = self._kicks(word[:taken])
+            sign = -1.0 if self.maximize else 1.0
+            kick = Kick(old, sign * new, self.weight_decay * new, g)
+            self.constraint.native_drift_(x, h, kick)
+        rest = word[taken:]
+        for substep, motion in zip(rest, self._motions(rest), strict=True):
             for part, force in parts:
-                self._letter(part, force, word, k, substep, self._draw(substep, part))
+                motion(part, force, *self._draw(substep, part))
         if len(parts) > 1:
             x.fallbacks += sum(part.fallbacks for part, _ in parts)
         if x.native:
             _written(x)
 
-    def _letter(
-        self,
-        x: Phase,
-        g: Sequence[Tensor],
-        word: Sequence[Substep],
-        k: int,
-        substep: Substep,
-        noise: Noises,
-    ) -> None:
-        getattr(self, substep.letter)(x, g, substep.fraction, *noise)
-        # What changes v is linear in it at one position, so one projection serves a whole run of
-        # such letters: before v is used, to move (A) or to be measured (E).
-        following = word[k + 1].letter if k + 1 < len(word) else "E"
-        in_drift = following == "A" and self.lr and self.constraint.drift_settles
-        if substep.letter in "BODFC" and following in "AE" and not in_drift:
-            self.constraint.settle_(x)
+    def _motions(self, word: Sequence[Substep]) -> list[Motion]:
+        """What the letters of a word do, each with the projection that is due after it.
+
+        What changes v is linear in it at one position, so one projection serves a whole run of such
+        letters: before v is used, to move (A) or to be measured (E)."""
+        motions = []
+        for substep, after in zip_longest(word, word[1:]):
+            following = after.letter if after else "E"
+            in_drift = following == "A" and self.lr and self.constraint.drift_settles
+            due = substep.letter in "BODFC" and following in "AE" and not in_drift
+            motions.append(self._motion(substep, due))
+        return motions
+
+    def _motion(self, substep: Substep, settles: bool) -> Motion:
+        flow, fraction = getattr(self, substep.letter), substep.fraction
+
+        def motion(x: Phase, g: Sequence[Tensor], R: list[Tensor], S: list[Tensor]) -> None:
+            flow(x, g, fraction, R, S)
+            if settles:
+                self.constraint.settle_(x)
+
+        return motion
 
     def _forces(self, x: Phase, g: Sequence[Tensor]) -> list[Tensor]:
         forces = list(g)
@@ -146,9 +160,9 @@ class Flow:
     ) -> Iterator[tuple[Phase, list[Tensor], list[Noises]]]:
         """The tensors in pieces that take the whole word at once: on a CPU, parts of large ones that
         stay in its cache, and small ones together. Rows of a separable manifold do not know each
-        other, so this changes no number."""
+        other, so this changes numbers by rounding at most."""
         on_cpu = x.q[0].device.type == "cpu"
-        block = BLOCK * torch.get_num_threads() if on_cpu else math.inf
+        block = self.constraint.block * torch.get_num_threads() if on_cpu else math.inf
         if foreach and sum(t.numel() for t in x.q) <= block and not any(map(self._noisy, word)):
             yield x, list(g), [([], [])] * len(word)
             return
@@ -159,10 +173,11 @@ class Flow:
             noises = self._draws(word, single)
             if t.numel() > block:
                 rows = max(1, int(block * len(t) // t.numel()))
-                for start in range(0, len(t), rows):
-                    cut = slice(start, start + rows)
+                cuts = [slice(start, start + rows) for start in range(0, len(t), rows)]
+                cut_up = zip(cuts, single.split(rows), g[i].split(rows), strict=True)
+                for cut, piece, grad in cut_up:
                     parts = [([r[cut] for r in R], [s[cut] for s in S]) for R, S in noises]
-                    yield single.map(lambda u, cut=cut: u[cut]), [g[i][cut]], parts  # type: ignore[misc]
+                    yield piece, [grad], parts
                 continue
             gathered.append((single, g[i], noises))
             size += t.numel()
@@ -207,24 +222,22 @@ class Flow:
                 step(q, v, xi, g[i], self._draws(word, x.single(i)))
         return True
 
-    def _leap(self, x: Phase, g: Sequence[Tensor], word: Sequence[Substep]) -> int:
-        """Take the kicks that a word begins with, and the drift after them, by the compiled kernels in one
-        go; and say how many letters that were."""
+    def _prefix(self, word: Sequence[Substep]) -> int:
+        """How many letters can be taken in one go: kicks without noise, and the drift after them."""
         kicks = list(takewhile(lambda s: s.letter in ("B", "O") and not self._noisy(s), word))
         drift = len(kicks) < len(word) and word[len(kicks)].letter == "A"
-        if not (kicks and drift and self.lr):
-            return 0
-        old, new = 1.0, 0.0  # v <- old v + new force
-        for s in kicks:
+        return len(kicks) + 1 if kicks and drift and self.lr else 0
+
+    def _kicks(self, prefix: Sequence[Substep]) -> tuple[float, float, float]:
+        """What they amount to: v <- old v + new force, and a drift of length h."""
+        old, new = 1.0, 0.0
+        for s in prefix[:-1]:
             if s.letter == "B":
                 new += s.fraction
             else:
                 mu = self.momentum**s.fraction
                 old, new = mu * old, mu * new
-        sign = -1.0 if self.maximize else 1.0
-        kick = Kick(old, sign * new, self.weight_decay * new, g)
-        self.constraint.native_drift_(x, word[len(kicks)].fraction * self.lr, kick)
-        return len(kicks) + 1
+        return old, new, prefix[-1].fraction * self.lr
 
     def _draws(self, word: Sequence[Substep], x: Phase) -> list[Noises]:
         return [self._draw(substep, x) for substep in word]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -17,11 +17,14 @@ from holonomic.noise import Noise
 from holonomic.phase import Phase, wide
 from holonomic.report import GroupReport, Report
 from holonomic.scheme import Scheme, Substep, parse
-from holonomic.state import create, gather, missing
+from holonomic.state import State, create, gather, missing
 from holonomic.thermostat import Thermostat, thermostat_for
 
 Group = dict[str, Any]
 _FREE = Free()
+
+#: One step of so many begins with `Constraint.renew_`.
+RENEWED = 64
 
 
 class Langevin(Optimizer):
@@ -102,6 +105,7 @@ class Langevin(Optimizer):
         if seed is not None and generator is not None:
             raise SettingError(f"seed={seed} and a generator were both given; give one of them.")
         self._noise = generator if isinstance(generator, Noise) else Noise(seed, generator)
+        self._left: dict[int, _Mark] = {}  # how the last step left weights that it only writes
         self._built = False
         defaults = {
             "lr": lr,
@@ -114,6 +118,7 @@ class Langevin(Optimizer):
             "noise": noise,
             "thermostat": thermostat,
             "friction": friction,
+            "steps_taken": 0,
             "last_lr": None,  # of the last step that moved: see _Part.rescale
             "batch_dims": batch_dims,
             "maximize": maximize,
@@ -172,11 +177,15 @@ class Langevin(Optimizer):
         if self._refused(parts):
             return loss
         for part in parts:
-            part.check_fresh()
+            part.find_changed(self._left, self.state)
+            part.check_new()
         for part in parts:
-            self._prepare(part)
+            if part.fresh:
+                names = part.names(part.fresh)
+                create(part.fresh, names, part.constraint, part.scheme, self.state, self._noise)
         # A user's own constraint may fail: such groups go first, on copies, before others move.
         for part in sorted(parts, key=lambda part: not part.constraint.joint):
+            self._prepare(part)
             physics = settings.physics(part.group)
             flow = Flow(part.constraint, **physics, noise=self._noise, thermostat=part.thermostat)
             flow.step_(
@@ -190,6 +199,10 @@ class Langevin(Optimizer):
             )
         for part in parts:
             part.finish()
+            if part.constraint.writes:
+                self._left.update((id(p), _Mark.of(p)) for p in part.params)
+        for group in {part.i: part.group for part in parts}.values():
+            group["steps_taken"] += 1
         return loss
 
     def _parts(self, i: int, group: Group) -> list["_Part"]:
@@ -222,13 +235,16 @@ class Langevin(Optimizer):
         return parts
 
     def _prepare(self, part: "_Part") -> None:
-        """Make the state that is missing, and the lists the flows work on."""
+        """Make the lists the flows work on, after state that must follow the weights has."""
         group, constraint = part.group, part.constraint
-        if part.fresh:
-            names = part.names(part.fresh)
-            create(part.fresh, names, constraint, part.scheme, self.state, self._noise)
+        if part.changed:
+            names = part.names(part.changed)
+            constraint.place_([p.detach() for p in part.changed], names)
+            constraint.follow_(gather(part.changed, names, constraint, part.scheme, self.state))
         names = part.names(part.params) if constraint.joint else []
         part.home = gather(part.params, names, constraint, part.scheme, self.state)
+        if constraint.writes and float(group["lr"]) and _renews(group["steps_taken"]):
+            constraint.renew_(part.home)
         part.forces = part.grads
         part.work = part.home
         if group["constraint"] is not None:
@@ -320,6 +336,7 @@ class Langevin(Optimizer):
             self._noise.restore(rng)
         constraints = [group["constraint"] for group in self.param_groups]
         super().load_state_dict(saved)
+        self._left.clear()
         for group, constraint in zip(self.param_groups, constraints, strict=True):
             group["constraint"] = constraint  # the very same: torch makes deep copies
         for i in foreign:
@@ -328,7 +345,7 @@ class Langevin(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        return {**state, "_noise": self._noise, "_built": self._built}
+        return {**state, "_noise": self._noise, "_built": self._built, "_left": {}}
 
 
 @dataclass
@@ -346,6 +363,7 @@ class _Part:
     def __post_init__(self) -> None:
         self.grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
         self.forces: list[Tensor] = []
+        self.changed: list[Tensor] = []
         self.home = self.work = Phase([])
         self.thermostat: Thermostat | None = None
 
@@ -376,10 +394,24 @@ class _Part:
         asked, foreach = self.group["fused"], self.group["foreach"]
         return self.constraint is not _FREE and foreach is None if asked is None else bool(asked)
 
-    def check_fresh(self) -> None:
+    def find_changed(self, left: Mapping[int, "_Mark"], state: State) -> None:
+        """Which weights are not as the last step left them, if this one will not read them."""
+        if not self.constraint.writes:
+            return
+        key = self.constraint.slack_name
+        for p in self.params:
+            mark = left.get(id(p))
+            if key in state.get(p, {}) and not (mark and mark.fits(p)):
+                self.changed.append(p)
+        if self.changed and self.constraint.joint:
+            self.changed = self.params
+
+    def check_new(self) -> None:
         """Weights may have changed since the optimizer was built: can they still be placed?"""
-        if self.fresh:
-            self.constraint.check([p.detach() for p in self.fresh], self.names(self.fresh))
+        chosen = {id(p) for p in (*self.fresh, *self.changed)}
+        new = [p for p in self.params if id(p) in chosen]
+        if new:
+            self.constraint.check([p.detach() for p in new], self.names(new))
 
     def finish(self) -> None:
         """Round the working copy (if there is one) back into the weights and state."""
@@ -389,6 +421,29 @@ class _Part:
         if float(self.group["lr"]):
             self.group["started"] = True
             self.group["last_lr"] = float(self.group["lr"])
+
+
+class _Mark(NamedTuple):
+    """How a step left a tensor: numbers that every change raises, if autograd can see it, and its memory,
+    which no other tensor can get while it is held."""
+
+    versions: tuple[int, int]
+    memory: Tensor
+
+    @staticmethod
+    def of(p: Tensor) -> "_Mark":
+        local = getattr(p, "_local_tensor", p)  # of a distributed tensor
+        return _Mark((p._version, local._version), local.detach())
+
+    def fits(self, p: Tensor) -> bool:
+        now = _Mark.of(p)
+        return now.versions == self.versions and now.memory.data_ptr() == self.memory.data_ptr()
+
+
+def _renews(steps: int) -> bool:
+    """One step in `RENEWED`, at multiples of no number: a tensor that moves every second step, or every
+    sixty-fourth, has its turn too."""
+    return (steps * 0x9E3779B1) % (1 << 32) < (1 << 32) // RENEWED
 
 
 def _lazy(group: Group, constraint: Constraint, scheme: Scheme, params: list[Tensor]) -> bool:

@@ -43,6 +43,15 @@ class Phase:
         lists: dict[str, Any] = {k: ts[i : i + 1] for k, ts in self._lists().items()}
         return Phase(**lists, names=self.names[i : i + 1], lazy=self.lazy)
 
+    def split(self, rows: int) -> "list[Phase]":
+        """The only tensor of this phase in pieces of so many rows, sharing memory."""
+        cut = {k: ts[0].split(rows) for k, ts in self._lists().items() if ts}
+        pieces = []
+        for parts in zip(*cut.values(), strict=True):
+            lists: dict[str, Any] = {k: [t] for k, t in zip(cut, parts, strict=True)}
+            pieces.append(Phase(**lists, lazy=self.lazy))
+        return pieces
+
     @staticmethod
     def join(phases: Sequence["Phase"]) -> "Phase":
         """The tensors of several phases, sharing memory."""

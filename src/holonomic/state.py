@@ -13,10 +13,10 @@ from holonomic.scheme import Scheme
 
 State = MutableMapping[Tensor, Any]
 
-#: Names in ``state``. The momentum is called as in `torch.optim.SGD`, so that its checkpoints load.
+#: Names in ``state``; the slack's is the constraint's. The momentum is called as in `torch.optim.SGD`, so
+#: that its checkpoints load.
 KEYS = {
     "v": "momentum_buffer",
-    "xi": "slack",
     "eta": "slack_momentum",
     "R": "noise",
     "S": "slack_noise",
@@ -36,13 +36,17 @@ def needed(constraint: Constraint, scheme: Scheme) -> list[str]:
     return lists
 
 
+def _key(name: str, constraint: Constraint) -> str:
+    return constraint.slack_name if name == "xi" else KEYS[name]
+
+
 def missing(
     params: list[Tensor], constraint: Constraint, scheme: Scheme, state: State
 ) -> list[Tensor]:
     """The parameters that have no (or not all) state yet.
 
     One that needs none has an empty entry: distributed checkpoints ask for one a parameter."""
-    keys = [(name, KEYS[name]) for name in needed(constraint, scheme)]
+    keys = [(name, _key(name, constraint)) for name in needed(constraint, scheme)]
     new = []
     for i, p in enumerate(params):
         held = state.get(p)
@@ -63,7 +67,8 @@ def gather(
     x = Phase([p.detach() for p in params], names=names)
     for name in needed(constraint, scheme):
         holders = params[:1] if constraint.joint and name in _SLACK else params
-        setattr(x, name, [state[p][KEYS[name]] for p in holders])
+        key = _key(name, constraint)
+        setattr(x, name, [state[p][key] for p in holders])
     return x
 
 
@@ -92,4 +97,4 @@ def create(
         fresh["R"], fresh["S"] = ([t.clone() for t in ts] for ts in draw(q, xi, noise))
     for name in lists:
         for p, t in zip(params, fresh[name], strict=False):  # joint slack belongs to the first
-            state[p].setdefault(KEYS[name], t)
+            state[p].setdefault(_key(name, constraint), t)

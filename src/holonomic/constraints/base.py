@@ -51,6 +51,16 @@ class Constraint:
     drift_settles: ClassVar[bool] = False
     #: Whether it leaves the projection that ends a drift to the next one, if the phase is ``lazy``.
     lazy: ClassVar[bool] = False
+    #: Weights a thread takes through a whole word together on a CPU, if the manifold is separable: few
+    #: enough for its cache, enough to make a call of torch worth its while.
+    block: ClassVar[int] = 1 << 17
+    #: Whether there is a `leap_`.
+    leaps: ClassVar[bool] = False
+    #: Whether a step writes the weights from their slack variables without reading them; then weights that
+    #: were changed in between are given to `follow_` first.
+    writes: ClassVar[bool] = False
+    #: What slack variables are called in the optimizer's ``state``.
+    slack_name: ClassVar[str] = "slack"
     #: Whether slack variables have momenta of their own.
     slack_momentum: ClassVar[bool] = True
     #: Ways to place weights that this constraint offers.
@@ -120,6 +130,14 @@ class Constraint:
         The weights stay as they are, because a run that is resumed has such weights too; the first
         motion brings weight and slack back to the manifold together."""
 
+    def follow_(self, x: Phase) -> None:
+        """Make slack variables go with weights that may have been changed by hand (they have been checked
+        and placed again). Those of weights that were not must stay bit for bit: after a checkpoint is
+        loaded, all weights are looked at."""
+
+    def renew_(self, x: Phase) -> None:
+        """Whatever is to be done now and then, before a step that moves these weights."""
+
     # ------------------------------------------------------------------ moving
     def kick_(self, x: Phase, g: Sequence[Tensor], c: float) -> None:
         """B: v <- v + c g. The tangent projection follows in `settle_`."""
@@ -141,6 +159,10 @@ class Constraint:
     def drift_(self, x: Phase, h: float) -> None:
         """A: q <- q - h v along the geodesic, v carried with it."""
         torch._foreach_add_(x.q, x.v, alpha=-h)
+
+    def leap_(self, x: Phase, g: Sequence[Tensor], old: float, new: float, h: float) -> None:
+        """v <- old v + new g, the projection if one is due, and `drift_`, if that is faster in one go."""
+        raise NotImplementedError
 
     def displace_(
         self,

@@ -76,9 +76,9 @@ class Circle(Constraint):
                     fits = False
                 if not fits:
                     raise ConstraintError(
-                        f"Circle on {name!r}: radius has shape {tuple(self.radius.shape)}, which "
-                        f"does not broadcast to the weights' {shape}; give one number, or a tensor "
-                        f"of that shape."
+                        f"{type(self).__name__} on {name!r}: radius has shape "
+                        f"{tuple(self.radius.shape)}, which does not broadcast to the weights' {shape}; "
+                        f"give one number, or a tensor of that shape."
                     )
             require_finite(self, t, name)
             if self.init == "error":
