@@ -11,7 +11,7 @@ from torch import Tensor
 import holonomic as hm
 from cases import SCHEMES, advance, build, copies, same, set_grads, state_tensors
 from holonomic import AngularCircle, CheckpointError, Circle, ConstraintError, Langevin
-from holonomic.langevin import RENEWED
+from holonomic.langevin import RENEWED, _renews
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -52,7 +52,7 @@ def test_the_motion_is_that_of_circle(scheme, radius, temperature, momentum):
 
 def test_free_motion_turns_by_the_angle_it_should():
     """psi falls by lr v a step, through many turns; whole turns are taken off on the way."""
-    r, lr, n = 1.3, 0.04, 10 * RENEWED
+    r, lr, n = 1.3, 0.04, 40 * RENEWED
     psi = torch.linspace(-1.2, 1.5, 9, dtype=torch.float64)
     v = torch.linspace(-3, 4, 9, dtype=torch.float64)
     p = torch.nn.Parameter(r * torch.sin(psi))
@@ -67,7 +67,7 @@ def test_free_motion_turns_by_the_angle_it_should():
     # n roundings of an angle of up to a few turns
     assert (p.detach() - r * torch.sin(turned)).abs().max() < 1e-11
     angle = optimizer.state[p]["angle"]
-    assert angle.abs().max() <= math.pi + RENEWED * lr * 4
+    assert angle.abs().max() <= math.pi + LONGEST * lr * 4 < turned.abs().max()
 
 
 @pytest.mark.parametrize("radius", [1e-6, 1e3, 1e6, 1e12])
@@ -257,6 +257,21 @@ def test_what_is_written_into_data_is_lost_and_the_report_says_so():
     assert (p.detach() - torch.tensor([0.3, -0.2])).abs().max() < EPS
 
 
+def test_what_autograd_does_not_see_can_be_told():
+    p, optimizer = at_rest(torch.tensor([0.3, -0.2]))
+    p.data.mul_(2)
+    torch.autograd.graph.increment_version(p)
+    optimizer.step()
+    assert (p.detach() - torch.tensor([0.6, -0.4])).abs().max() < EPS
+
+
+def test_a_view_of_the_same_memory_is_noticed():
+    p, optimizer = at_rest(torch.tensor([[0.1, 0.2], [0.3, 0.4]]))
+    p.data = p.data.T
+    optimizer.step()
+    assert (p.detach() - torch.tensor([[0.1, 0.3], [0.2, 0.4]])).abs().max() < EPS
+
+
 def test_weights_changed_beyond_the_bound_are_placed():
     p, optimizer = at_rest(torch.tensor([0.3, -0.2]))
     by_copy(p, torch.tensor([5.0, -0.1]))
@@ -362,24 +377,46 @@ def test_resuming_is_exact_when_angles_wind():
 
 
 def test_angles_are_renewed_however_seldom_a_tensor_moves():
-    """Two tensors in turns, and one every sixty-fourth step."""
-    v = 1.0
+    """Two tensors in turns, and one that moves every fourth step."""
     params = [torch.nn.Parameter(torch.tensor([0.1], dtype=torch.float64)) for _ in range(3)]
     optimizer = Langevin(params, lr=1.0, momentum=1.0, constraint=AngularCircle(1.0))
-    every = (2, 2, 64)
-    seen: list[float] = [0.0] * 3
-    for k in range(64 * RENEWED * 4):
+    every, steps = (2, 2, 4), 64 * RENEWED
+    furthest = 0.0
+    for k in range(steps):
         for i, p in enumerate(params):
             p.grad = torch.zeros_like(p) if k % every[i] == i % every[i] else None
         optimizer.step()
-        for i, p in enumerate(params):
-            if not k // 64:
-                optimizer.state[p].get("momentum_buffer", torch.empty(1)).fill_(v)
+        for p in params:
+            if k == 4:  # all have their state
+                optimizer.state[p]["momentum_buffer"].fill_(1.0)
             if p.grad is not None:
-                seen[i] = max(seen[i], abs(optimizer.state[p]["angle"].item()))
-    # Steps are chosen by multiples of the golden ratio, whose longest gap is 2.62 times the mean one.
-    # Nothing says that this is so for every second or sixty-fourth of them, too, but it is.
-    assert max(seen) < math.pi + 2.62 * RENEWED * v
+                furthest = max(furthest, abs(optimizer.state[p]["angle"].item()))
+    assert math.pi < furthest < math.pi + LONGEST < steps / 4
+
+
+#: Moves between two renewals. The gaps are like those of draws of one in `RENEWED`, of which none of many
+#: thousands is beyond 12 times the mean (e^-12 = 6e-6 each).
+LONGEST = 12 * RENEWED
+
+
+def test_no_rhythm_of_moves_evades_renewal():
+    for n in range(1, 300):
+        gap = longest = 0
+        for k in range(40 * RENEWED):
+            gap = 0 if _renews(n * k) else gap + 1
+            longest = max(longest, gap)
+        assert longest < LONGEST, n
+    share = sum(map(_renews, range(100_000))) / 100_000
+    # A standard deviation of sqrt(p / n) is 0.00056.
+    assert share == pytest.approx(1 / RENEWED, abs=0.0025)
+
+
+def test_one_nan_does_not_keep_other_angles_from_being_renewed():
+    p, optimizer = at_rest(torch.tensor([0.3, -0.2]))
+    optimizer.state[p]["angle"].copy_(torch.tensor([math.nan, 100.0]))
+    optimizer.param_groups[0]["steps_taken"] = 0  # a step that renews
+    optimizer.step()
+    assert optimizer.state[p]["angle"][1].abs() <= math.pi
 
 
 def test_without_time_nothing_is_renewed():

@@ -24,7 +24,7 @@ Group = dict[str, Any]
 _FREE = Free()
 
 #: One step of so many begins with `Constraint.renew_`.
-RENEWED = 64
+RENEWED = 32
 
 
 class Langevin(Optimizer):
@@ -184,19 +184,12 @@ class Langevin(Optimizer):
                 names = part.names(part.fresh)
                 create(part.fresh, names, part.constraint, part.scheme, self.state, self._noise)
         # A user's own constraint may fail: such groups go first, on copies, before others move.
-        for part in sorted(parts, key=lambda part: not part.constraint.joint):
-            self._prepare(part)
-            physics = settings.physics(part.group)
-            flow = Flow(part.constraint, **physics, noise=self._noise, thermostat=part.thermostat)
-            flow.step_(
-                part.work,
-                part.forces,
-                part.word,
-                foreach=part.group["foreach"] is not False,
-                fused=part.fused,
-                lazy=_lazy(part.group, part.constraint, part.scheme, part.params),
-                rescale=part.rescale(),
-            )
+        for joint in (True, False):
+            members = [part for part in parts if part.constraint.joint == joint]
+            for part in members:
+                self._prepare(part)
+            for part in members:
+                self._move(part)
         for part in parts:
             part.finish()
             if part.constraint.writes:
@@ -254,6 +247,19 @@ class Langevin(Optimizer):
                 part.work = part.home.map(wide)
             part.forces = [wide(g) for g in part.grads]
         part.thermostat = part.make_thermostat()
+
+    def _move(self, part: "_Part") -> None:
+        physics = settings.physics(part.group)
+        flow = Flow(part.constraint, **physics, noise=self._noise, thermostat=part.thermostat)
+        flow.step_(
+            part.work,
+            part.forces,
+            part.word,
+            foreach=part.group["foreach"] is not False,
+            fused=part.fused,
+            lazy=_lazy(part.group, part.constraint, part.scheme, part.params),
+            rescale=part.rescale(),
+        )
 
     def _refused(self, parts: list["_Part"]) -> bool:
         """Whether the step must be skipped for NaN or Inf in a gradient; raises if asked to."""
@@ -398,12 +404,13 @@ class _Part:
         """Which weights are not as the last step left them, if this one will not read them."""
         if not self.constraint.writes:
             return
-        key = self.constraint.slack_name
+        key, joint = self.constraint.slack_name, self.constraint.joint
         for p in self.params:
             mark = left.get(id(p))
-            if key in state.get(p, {}) and not (mark and mark.fits(p)):
+            holder = self.params[0] if joint else p
+            if key in state.get(holder, {}) and not (mark and mark.fits(p)):
                 self.changed.append(p)
-        if self.changed and self.constraint.joint:
+        if self.changed and joint:
             self.changed = self.params
 
     def check_new(self) -> None:
@@ -437,13 +444,19 @@ class _Mark(NamedTuple):
 
     def fits(self, p: Tensor) -> bool:
         now = _Mark.of(p)
-        return now.versions == self.versions and now.memory.data_ptr() == self.memory.data_ptr()
+        return now.versions == self.versions and _layout(now.memory) == _layout(self.memory)
+
+
+def _layout(t: Tensor) -> tuple[Any, ...]:
+    return t.data_ptr(), t.shape, t.stride(), t.dtype
 
 
 def _renews(steps: int) -> bool:
-    """One step in `RENEWED`, at multiples of no number: a tensor that moves every second step, or every
-    sixty-fourth, has its turn too."""
-    return (steps * 0x9E3779B1) % (1 << 32) < (1 << 32) // RENEWED
+    """One step in `RENEWED`, as if by chance: a tensor that moves every n-th step has its turn, too,
+    whatever n is."""
+    for _ in range(2):
+        steps = ((steps ^ steps >> 16) * 0x45D9F3B) & 0xFFFFFFFF
+    return (steps ^ steps >> 16) % RENEWED == 0
 
 
 def _lazy(group: Group, constraint: Constraint, scheme: Scheme, params: list[Tensor]) -> bool:

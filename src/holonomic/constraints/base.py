@@ -54,7 +54,7 @@ class Constraint:
     #: Weights a thread takes through a whole word together on a CPU, if the manifold is separable: few
     #: enough for its cache, enough to make a call of torch worth its while.
     block: ClassVar[int] = 1 << 17
-    #: Whether there is a `leap_`.
+    #: Whether there is a `leap_`. It is taken if the manifold is separable, and without a thermostat.
     leaps: ClassVar[bool] = False
     #: Whether a step writes the weights from their slack variables without reading them; then weights that
     #: were changed in between are given to `follow_` first.
