@@ -11,7 +11,7 @@ from torch import Tensor
 import holonomic as hm
 from cases import SCHEMES, advance, build, copies, same, set_grads, state_tensors
 from holonomic import AngularCircle, CheckpointError, Circle, ConstraintError, Langevin
-from holonomic.langevin import RENEWED, _renews
+from holonomic.marks import RENEWED, renews
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -403,10 +403,10 @@ def test_no_rhythm_of_moves_evades_renewal():
     for n in range(1, 300):
         gap = longest = 0
         for k in range(40 * RENEWED):
-            gap = 0 if _renews(n * k) else gap + 1
+            gap = 0 if renews(n * k) else gap + 1
             longest = max(longest, gap)
         assert longest < LONGEST, n
-    share = sum(map(_renews, range(100_000))) / 100_000
+    share = sum(map(renews, range(100_000))) / 100_000
     # A standard deviation of sqrt(p / n) is 0.00056.
     assert share == pytest.approx(1 / RENEWED, abs=0.0025)
 

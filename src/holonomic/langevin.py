@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from holonomic import checkpoint, native, settings
 from holonomic.constraints import Constraint, Free
 from holonomic.errors import NonFiniteError, SettingError
 from holonomic.flows import Flow
+from holonomic.marks import Mark, renews
 from holonomic.noise import Noise
 from holonomic.phase import Phase, wide
 from holonomic.report import GroupReport, Report
@@ -22,9 +23,6 @@ from holonomic.thermostat import Thermostat, thermostat_for
 
 Group = dict[str, Any]
 _FREE = Free()
-
-#: One step of so many begins with `Constraint.renew_`.
-RENEWED = 32
 
 
 class Langevin(Optimizer):
@@ -105,7 +103,7 @@ class Langevin(Optimizer):
         if seed is not None and generator is not None:
             raise SettingError(f"seed={seed} and a generator were both given; give one of them.")
         self._noise = generator if isinstance(generator, Noise) else Noise(seed, generator)
-        self._left: dict[int, _Mark] = {}  # how the last step left weights that it only writes
+        self._left: dict[int, Mark] = {}  # how the last step left weights that it only writes
         self._built = False
         defaults = {
             "lr": lr,
@@ -193,7 +191,7 @@ class Langevin(Optimizer):
         for part in parts:
             part.finish()
             if part.constraint.writes:
-                self._left.update((id(p), _Mark.of(p)) for p in part.params)
+                self._left.update((id(p), Mark.of(p)) for p in part.params)
         for group in {part.i: part.group for part in parts}.values():
             group["steps_taken"] += 1
         return loss
@@ -236,7 +234,7 @@ class Langevin(Optimizer):
             constraint.follow_(gather(part.changed, names, constraint, part.scheme, self.state))
         names = part.names(part.params) if constraint.joint else []
         part.home = gather(part.params, names, constraint, part.scheme, self.state)
-        if constraint.writes and float(group["lr"]) and _renews(group["steps_taken"]):
+        if constraint.writes and float(group["lr"]) and renews(group["steps_taken"]):
             constraint.renew_(part.home)
         part.forces = part.grads
         part.work = part.home
@@ -400,7 +398,7 @@ class _Part:
         asked, foreach = self.group["fused"], self.group["foreach"]
         return self.constraint is not _FREE and foreach is None if asked is None else bool(asked)
 
-    def find_changed(self, left: Mapping[int, "_Mark"], state: State) -> None:
+    def find_changed(self, left: Mapping[int, Mark], state: State) -> None:
         """Which weights are not as the last step left them, if this one will not read them."""
         if not self.constraint.writes:
             return
@@ -428,35 +426,6 @@ class _Part:
         if float(self.group["lr"]):
             self.group["started"] = True
             self.group["last_lr"] = float(self.group["lr"])
-
-
-class _Mark(NamedTuple):
-    """How a step left a tensor: numbers that every change raises, if autograd can see it, and its memory,
-    which no other tensor can get while it is held."""
-
-    versions: tuple[int, int]
-    memory: Tensor
-
-    @staticmethod
-    def of(p: Tensor) -> "_Mark":
-        local = getattr(p, "_local_tensor", p)  # of a distributed tensor
-        return _Mark((p._version, local._version), local.detach())
-
-    def fits(self, p: Tensor) -> bool:
-        now = _Mark.of(p)
-        return now.versions == self.versions and _layout(now.memory) == _layout(self.memory)
-
-
-def _layout(t: Tensor) -> tuple[Any, ...]:
-    return t.data_ptr(), t.shape, t.stride(), t.dtype
-
-
-def _renews(steps: int) -> bool:
-    """One step in `RENEWED`, as if by chance: a tensor that moves every n-th step has its turn, too,
-    whatever n is."""
-    for _ in range(2):
-        steps = ((steps ^ steps >> 16) * 0x45D9F3B) & 0xFFFFFFFF
-    return (steps ^ steps >> 16) % RENEWED == 0
 
 
 def _lazy(group: Group, constraint: Constraint, scheme: Scheme, params: list[Tensor]) -> bool:
