@@ -4,11 +4,12 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test test-all lint bench clean
 
 help:
 	@echo "make demo   train the two-turn spiral and draw a report (about two minutes)"
-	@echo "make test   run the tests"
+	@echo "make test   run the tests (about five minutes)"
+	@echo "make test-all   those that take longer: long runs, several processes"
 	@echo "make lint   ruff and mypy"
 	@echo "make bench  measure against peers (about ten minutes; QUICK=1 is a check in two)"
 
@@ -25,7 +26,10 @@ demo: setup
 	@$(BIN)/holonomic demo
 
 test: setup
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: setup
+	@$(BIN)/python -m pytest -n 2 -m slow
 
 lint: setup
 	$(BIN)/ruff check .

@@ -40,19 +40,17 @@ def _matrices() -> list[nn.Parameter]:
 
 
 def circle_step(bench: Bench) -> None:
-    """Eager is torch alone: with slack variables in the state, or (an option) with angles."""
-    circle, angular = hm.Circle(1.0), hm.AngularCircle(1.0)
+    """Eager is torch alone."""
+    circle = hm.Circle(1.0)
     peer_name = "SGD-m foreach"
     bench.compare(
         {
             peer_name: sgd(_mlp),
             "eager": ours(_mlp, constraint=circle, foreach=True),
-            "angles": ours(_mlp, constraint=angular, foreach=True),
             "default": ours(_mlp, constraint=circle),
         },
         [
             Pair("c-CoLA-ud step, τ = 0, eager", "eager", peer_name, Goal(3.0, 1.2)),
-            Pair("c-CoLA-ud step, τ = 0, eager, angles", "angles", peer_name, Goal(3.0, 1.2)),
             Pair("c-CoLA-ud step, τ = 0, default", "default", peer_name, Goal(1.5, 1.2)),
         ],
     )
@@ -60,18 +58,15 @@ def circle_step(bench: Bench) -> None:
 
 def circle_noise(bench: Bench) -> None:
     circle: dict[str, Any] = {"constraint": hm.Circle(1.0), "temperature": TEMPERATURE}
-    angular = {**circle, "constraint": hm.AngularCircle(1.0)}
     peer_name = "SGD-m foreach + randn"
     bench.compare(
         {
             peer_name: sgd(_mlp, noise=True),
             "eager": ours(_mlp, **circle, foreach=True),
-            "angles": ours(_mlp, **angular, foreach=True),
             "default": ours(_mlp, **circle),
         },
         [
             Pair("c-CoLA-ud step, τ > 0, eager", "eager", peer_name, Goal(1.3, 1.1)),
-            Pair("c-CoLA-ud step, τ > 0, eager, angles", "angles", peer_name, Goal(1.3, 1.1)),
             Pair("c-CoLA-ud step, τ > 0, default", "default", peer_name, Goal(1.3, 1.1)),
         ],
     )

@@ -28,23 +28,24 @@ CIRCLES: dict[Any, hm.Constraint] = {"0.weight": hm.Circle(1.0), "2.weight": hm.
 
 
 class Case(NamedTuple):
-    """What is trained: plain SGD, or with noise and circles; and whether by default, or with compiled
-    gradients and kernels for the noise and unconstrained weights, too."""
+    """What is trained: plain SGD, or with noise and circles; and whether the gradient is compiled."""
 
     noisy: bool
-    native: bool
+    compiled: bool
 
     @property
     def goal(self) -> Goal:
         return Goal(10, 30, faster=True) if self.noisy else Goal(20, 60, faster=True)
 
     def __str__(self) -> str:
-        return ("τ > 0, circles" if self.noisy else "τ = 0") + (", compiled" if self.native else "")
+        return ("τ > 0, circles" if self.noisy else "τ = 0") + (
+            ", compiled" if self.compiled else ""
+        )
 
 
 def cases() -> list[Case]:
-    kernels = (False, True) if native.reason() is None else (False,)
-    return [Case(noisy, fused) for noisy in (False, True) for fused in kernels]
+    ways = (False, True) if native.reason() is None else (False,)  # is there a compiler?
+    return [Case(noisy, compiled) for noisy in (False, True) for compiled in ways]
 
 
 Epoch = Callable[[], int]
@@ -123,15 +124,14 @@ def ordinary() -> Epoch:
 def stacked(n: int, case: Case) -> Epoch:
     """n replicas in one program."""
     x, y = _data()
-    replicas = hm.Replicas(lambda: mlp(2, 500, 1), n, compile=case.native)
+    replicas = hm.Replicas(lambda: mlp(2, 500, 1), n, compile=case.compiled)
     opt = hm.Langevin(
         replicas.groups(CIRCLES if case.noisy else {}),
         lr=0.05,
         scheme="EM",
         temperature=5e-5 if case.noisy else 0.0,
-        generator=replicas.noise(native=case.native) if case.noisy else None,
+        generator=replicas.noise() if case.noisy else None,
         nonfinite="allow",
-        fused=case.native or None,
     )
     order = replicas.order(x, y, 2)
 

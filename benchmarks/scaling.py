@@ -34,10 +34,9 @@ def circle(bench: Bench) -> None:
         def make() -> list[nn.Parameter]:
             return weights([(n,)])
 
-        circle, angular = hm.Circle(1.0), hm.AngularCircle(1.0)
+        circle = hm.Circle(1.0)
         return {
             "Circle, eager": ours(make, constraint=circle, foreach=True),
-            "AngularCircle, eager": ours(make, constraint=angular, foreach=True),
             "Circle": ours(make, constraint=circle),
             "SGD-m": sgd(make),
         }

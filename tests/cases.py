@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holonomic import AngularCircle, Circle, Constraint, Langevin, LevelSet, Orthogonal, Sphere
+from holonomic import Circle, Constraint, Langevin, LevelSet, Orthogonal, Sphere
 
 # The tensors here are small: threads would only wait for each other (and for other test workers).
 torch.set_num_threads(1)
@@ -21,14 +21,13 @@ def energy(*weights: Tensor) -> Tensor:
 
 
 def means(*weights: Tensor) -> Tensor:
-    """A value a tensor: a bound on its mean."""
+    """One value per tensor: a bound on its mean."""
     return torch.stack([w.mean() for w in weights]) - 0.02
 
 
 CONSTRAINTS: dict[str, Callable[[], Constraint | None]] = {
     "none": lambda: None,
     "Circle": lambda: Circle(0.4),
-    "AngularCircle": lambda: AngularCircle(0.4),
     "Circle-tensor": lambda: Circle(torch.tensor([0.3, 0.5])),
     "Sphere": lambda: Sphere(0.8),
     "Sphere-equality": lambda: Sphere(0.8, slack=False),
@@ -38,11 +37,6 @@ CONSTRAINTS: dict[str, Callable[[], Constraint | None]] = {
     "LevelSet-inequality": lambda: LevelSet(means, inequality=True),
 }
 CONSTRAINED = tuple(name for name in CONSTRAINTS if name != "none")
-
-
-def types(name: str, *dtypes: torch.dtype) -> list[torch.dtype]:
-    """Of these types those that a constraint takes: angles need 32 bits."""
-    return [d for d in dtypes if d.itemsize >= 4 or name != "AngularCircle"]
 
 
 def weights(name: str = "none", dtype: torch.dtype = torch.float64, seed: int = 0) -> list[Any]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from holonomic import Langevin
-from holonomic.langevin import _lazy
+from holonomic.noise import Noise
 from holonomic.phase import Phase
-from holonomic.scheme import parse
+from holonomic.state import KEYS
 
 # The tensors here are small: threads would only wait for each other (and for other test workers).
 torch.set_num_threads(1)
@@ -51,18 +51,13 @@ def run(
 
 
 def phase(q: Tensor, optimizer: Langevin) -> Phase:
-    """The state of a parameter in double precision, copied.
-
-    Steps may leave a normal part in momenta, which the next one takes off first: here too."""
+    """The state of a parameter in double precision, copied, its momenta projected as a step would."""
     state = next((s for p, s in optimizer.state.items() if p.data_ptr() == q.data_ptr()), {})
-    slack = getattr(optimizer.param_groups[0]["constraint"], "slack_name", "slack")
-    keys = {"v": "momentum_buffer", "xi": slack, "eta": "slack_momentum"}
-    lists: dict[str, Any] = {k: [state[n].double()] for k, n in keys.items() if n in state}
-    x = Phase([q.detach().double()], **lists).map(torch.clone)
-    group = optimizer.param_groups[0]
-    constraint = group["constraint"]
-    if x.v and constraint and _lazy(group, constraint, parse(group["scheme"]), [q]):
-        constraint.settle_(x)
+    lists: dict[str, Any] = {k: [state[n].double()] for k, n in KEYS.items() if n in state}
+    x = Phase([q.detach().double()], **lists, names=["q"]).map(torch.clone)
+    constraint = optimizer.param_groups[0]["constraint"]
+    if x.v and constraint:
+        constraint.project_(x)
     return x
 
 
@@ -78,13 +73,24 @@ def slope(h: Sequence[float], error: Sequence[float]) -> float:
 
 
 class Stream:
-    """The normal numbers an optimizer with the same seed draws, in the order it draws them."""
+    """Normal numbers in the order in which they are asked for."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
 
     def like(self, tensor: Tensor) -> Tensor:
         return torch.empty_like(tensor).normal_(generator=self._generator)
+
+
+class Drawn(Noise):
+    """A source for an optimizer that gives the numbers of a `Stream`, in the order it asks for them."""
+
+    def __init__(self, seed: int, sign: float = 1.0) -> None:
+        super().__init__(seed)
+        self._stream, self._sign = Stream(seed), sign
+
+    def like(self, tensor: Tensor, *place: Any) -> Tensor:
+        return self._sign * self._stream.like(tensor)
 
 
 def random_orthonormal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -211,9 +211,31 @@ def test_every_trainable_parameter_is_in_one_group() -> None:
     assert sorted(names) == sorted(n for n, _ in model.named_parameters())
 
 
-def test_groups_serve_other_optimizers() -> None:
+OTHERS = [
+    cls
+    for name, cls in vars(torch.optim).items()
+    if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and name != "Optimizer"
+]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=lambda cls: cls.__name__)
+def test_an_optimizer_that_would_ignore_a_constraint_refuses_the_group(other) -> None:
+    """`torch.optim` keeps settings that it does not know, and never looks at them."""
+    groups = hm.groups(mlp(), {"*weight": Circle(0.1)})
+    if other is torch.optim.LBFGS:
+        groups = groups[:1]
+    weights = [p for _, p in groups[0]["params"]]
+    for p in weights:
+        p.grad = torch.zeros_like(p)
+    with pytest.raises(
+        SettingError, match=r"Circle, which an optimizer with the setting .* would ignore"
+    ):
+        other([groups[0]])
+
+
+def test_groups_without_constraints_serve_other_optimizers() -> None:
     model = mlp()
-    sgd = torch.optim.SGD(hm.groups(model, {"*weight": Circle(0.1)}, lr=0.5), lr=0.1)
+    sgd = torch.optim.SGD(hm.groups(model, {"*weight": {"lr": 0.5}}, lr=0.5), lr=0.1)
     model(torch.ones(3, 2)).sum().backward()
     sgd.step()
     assert [g["lr"] for g in sgd.param_groups] == [0.5] * len(sgd.param_groups)

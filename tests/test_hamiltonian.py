@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from helpers import phase, random_orthonormal, run, slope
-from holonomic import AngularCircle, Circle, Langevin, LevelSet, Orthogonal, Sphere
+from holonomic import Circle, Langevin, LevelSet, Orthogonal, Sphere
 from holonomic.constraints import Free
 from holonomic.phase import Phase
 
@@ -26,7 +26,6 @@ def rows(scale: float) -> Tensor:
 CASES = {
     "none": (None, rows(1.0)),
     "circle": (Circle(1.2), rows(0.9)),
-    "angular circle": (AngularCircle(1.2), rows(0.9)),
     "sphere": (Sphere(1.3), rows(0.9)),
     "sphere, equality": (Sphere(0.7, slack=False), rows(0.7)),
     "orthogonal": (Orthogonal(), random_orthonormal(5, 3)),
@@ -49,8 +48,9 @@ def energy(q: Tensor, optimizer, h: float) -> float:
         U = potential(position).sum()
         (g,) = torch.autograd.grad(U, position)
     constraint.kick_(x, [g], 0.5)
-    constraint.settle_(x)
-    return h * h * constraint.kinetic(x) / 2 + U.item()
+    constraint.project_(x)
+    kinetic = sum(e.item() for e in constraint.energies(x, 0))
+    return h * h * kinetic / 2 + U.item()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -99,9 +99,9 @@ def moving(name: str, seed: int = 1) -> tuple[object, Phase]:
     x = Phase([q], xi=constraint.slacks([q]), names=["w"])
     generator = torch.Generator().manual_seed(seed)
     x.v = [torch.randn(q.shape, dtype=q.dtype, generator=generator)]
-    if constraint.slack_momentum:
+    if "eta" in constraint.lists:
         x.eta = [torch.randn(t.shape, dtype=t.dtype, generator=generator) for t in x.xi]
-    constraint.settle_(x)
+    constraint.project_(x)
     return constraint, x
 
 
@@ -119,9 +119,10 @@ def test_drift_is_reversible(name):
         t.neg_()
     for _ in range(5):
         constraint.drift_(x, 0.1)
+    constraint.project_(x)  # a drift may leave a normal part
     assert (x.q[0] - before.q[0]).abs().max() < 1e-12
     assert (x.v[0] + before.v[0]).abs().max() < 1e-12
-    assert x.fallbacks == 0
+    assert x.tally.fallbacks == 0
     if x.xi:
         assert (x.xi[0] - before.xi[0]).abs().max() < 1e-12
     if x.eta:

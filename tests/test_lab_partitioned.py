@@ -2,23 +2,27 @@
 
 import json
 import os
+import shutil
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import holonomic as hm
 from holonomic import methods
 from holonomic.lab import problem
+from holonomic.lab.cli import app
 from holonomic.lab.experiment import Arm, Experiment, experiment, experiments
 from holonomic.lab.measures import BINARY, EDGES, MULTICLASS, evaluate, histograms
 from holonomic.lab.models import mlp
 from holonomic.lab.plots import draw
 from holonomic.lab.problem import Spiral, Stored
-from holonomic.lab.runner import _finish, adjusted, load_arms, write_summary
+from holonomic.lab.runner import _finish, adjusted, claim_folder, load_arms, write_summary
 from holonomic.lab.statistics import DERIVED
 from holonomic.lab.train import Stop, build, draws, optimizer_of, train
 
@@ -52,6 +56,14 @@ SMALL = Experiment(
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _files_are_read_once():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, read in problem._POOLS.items():
+            patch.setitem(problem._POOLS, name, cache(read))
+        yield
+
+
 @pytest.fixture
 def table(monkeypatch):
     """A set of real data of our own making: 40 rows, 3 classes, the first column the row's number."""
@@ -72,6 +84,26 @@ def trained(e, arm, path, stop=None, progress=lambda _: None):
 def test_descriptions_of_results_on_disk_stay_what_they_were(name):
     written = (RESULTS / name / "config.json").read_text()
     assert json.dumps(experiment(name).config(), indent=1) + "\n" == written
+
+
+def test_folders_of_results_are_those_of_the_experiments(tmp_path):
+    """Also with "native", a setting of version 0.1."""
+    for path in sorted(RESULTS.glob("*/config.json")):
+        config = json.loads(path.read_text())
+        e = adjusted(experiment(path.parent.name), epochs=config["epochs"])
+        for begun in (config, {**config, "native": True}):
+            (tmp_path / "config.json").write_text(json.dumps(begun))
+            claim_folder(e, tmp_path, force=False)
+
+
+def test_a_report_of_results_on_disk(tmp_path):
+    out = tmp_path / "fig3.9"
+    shutil.copytree(RESULTS / "fig3.9", out)
+    (out / "README.md").unlink()
+    done = CliRunner().invoke(app, ["report", "fig3.9", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert (out / "README.md").read_text() == (RESULTS / "fig3.9" / "README.md").read_text()
+    assert (out / "report.html").exists()
 
 
 def test_a_field_of_later_days_is_described_once_it_is_used():
@@ -310,7 +342,7 @@ def test_every_arm_can_be_built(name):
     e = replace(experiment(name), runs=1, draws=0)
     for arm in e.arms:
         replicas, optimizer = build(e, arm)
-        assert optimizer_of(arm.at(e.epochs), replicas, native=False) is not None
+        assert optimizer_of(arm.at(e.epochs), replicas) is not None
         assert len(optimizer.param_groups) == (2 if arm.at(0).method not in ("", "adam") else 1)
     shown = [n for _, members in e.panels for n in members]
     assert set(shown) in (set(), {arm.name for arm in e.arms})

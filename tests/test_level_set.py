@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import Stream, phase, random_orthonormal, run, slope
+from helpers import Drawn, Stream, phase, random_orthonormal, run, slope
 from holonomic import Circle, ConstraintError, Langevin, LevelSet, Orthogonal, SettingError, Sphere
+from holonomic.phase import Phase
 
 ROUNDING = 1e-12
 STEPS = 40
@@ -109,7 +110,7 @@ def test_oblique_projection_of_a_circle_is_4_41():
     h, tau, stream = 0.004, 0.3, Stream(5)
     _, _, q = PAIRS["circle"]
     constraint = LevelSet(circle, inequality=True, projection="oblique")
-    settings = {"scheme": "EM", "lr": h, "temperature": tau, "seed": 5}
+    settings = {"scheme": "EM", "lr": h, "temperature": tau, "generator": Drawn(5)}
     new, optimizer = run(potential, q, 10, constraint=constraint, **settings)
     xi = (R**2 - q**2).sqrt()
     for _ in range(10):
@@ -147,7 +148,10 @@ def test_one_constraint_over_two_tensors(scheme):
         optimizer.step()
         assert joint(a.detach(), b.detach()).abs().max() < 1e-14
         if scheme in ("OBA", "BAOAB"):
-            va, vb = (optimizer.state[p]["momentum_buffer"] for p in (a, b))
+            x = Phase([p.detach() for p in (a, b)], names=["a", "b"])
+            x.v = [optimizer.state[p]["momentum_buffer"].clone() for p in (a, b)]
+            optimizer.param_groups[0]["constraint"].project_(x)
+            va, vb = x.v
             radial = (a * va).sum() + (b * vb).sum()
             assert abs(radial) < 1e-13
             assert abs(va.sum() - vb.sum()) < 1e-13
@@ -314,7 +318,7 @@ def test_a_step_too_large_is_counted_and_on_the_manifold(scheme):
     [
         ({"fn": 3}, "fn is 3; it must be a function"),
         ({"fn": sphere, "projection": "radial"}, "projection is 'radial'; it must be one of"),
-        ({"fn": sphere, "max_iterations": 0}, "max_iterations is 0; it must be at least 1"),
+        ({"fn": sphere, "max_iterations": 0}, "max_iterations is 0; it must be an integer >= 1"),
         ({"fn": sphere, "init": "orthogonal"}, "init is 'orthogonal'; it must be one of"),
         ({"fn": sphere, "batch_dims": -1}, "batch_dims is -1"),
     ],

@@ -18,7 +18,7 @@ from scipy import integrate, special
 from torch import Tensor
 
 from helpers import OVERDAMPED, SCHEMES, UNDERDAMPED, free, run, slope, z_score
-from holonomic import AngularCircle, Circle, Langevin, LevelSet, Orthogonal, Sphere, from_paper
+from holonomic import Circle, Langevin, LevelSet, Orthogonal, Sphere, from_paper
 
 Z = 4.0
 
@@ -124,7 +124,6 @@ def resultant(p: int) -> tuple[float, float]:
 #: name -> (dimension p of the space around, constraint, start of a chain, radius, chains, cosine x)
 LINEAR = {
     "circle": (2, Circle(RADIUS), torch.tensor(-0.5), RADIUS, 20_000, lambda q: q),
-    "angular circle": (2, AngularCircle(RADIUS), torch.tensor(-0.5), RADIUS, 20_000, lambda q: q),
     "sphere, equality": (
         3,
         Sphere(RADIUS, slack=False),
@@ -277,7 +276,6 @@ def rows(q: Tensor) -> Tensor:
 WARM = {
     "none": (None, (200, 6), 1200),
     "circle": (Circle(0.7), (200, 6), 1200),
-    "angular circle": (AngularCircle(0.7), (200, 6), 1200),
     "sphere": (Sphere(0.7), (200, 6), 1200),
     "sphere, equality": (Sphere(0.7, slack=False), (200, 6), 1000),
     "orthogonal": (Orthogonal(batch_dims=1), (100, 4, 3), 600),

@@ -9,6 +9,7 @@ from torch import nn
 
 import holonomic as hm
 from cases import copies, same, set_grads, weights
+from helpers import Drawn, Stream
 from holonomic import Circle, Langevin, Orthogonal, Sphere, methods
 
 
@@ -35,13 +36,13 @@ def fit(model: nn.Module, optimizer: Langevin, steps: int) -> list[float]:
 def test_sgld_is_the_update_written_by_hand() -> None:
     lr, tau = 0.01, 0.3
     params = weights()
-    optimizer = methods.sgld(params, lr=lr, temperature=tau, seed=7)
+    optimizer = methods.sgld(params, lr=lr, temperature=tau, generator=Drawn(7))
     q = copies(params)
-    generator = torch.Generator().manual_seed(7)
+    stream = Stream(7)
     for _ in range(10):
         set_grads(params)
         for i, p in enumerate(params):
-            R = torch.empty_like(q[i]).normal_(generator=generator)
+            R = stream.like(q[i])
             q[i] = q[i].add(p.grad, alpha=-lr).add(R, alpha=math.sqrt(2 * tau * lr))
         optimizer.step()
     assert same(params, q)

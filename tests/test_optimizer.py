@@ -22,7 +22,6 @@ from cases import (
     same,
     set_grads,
     state_tensors,
-    types,
     weights,
 )
 from holonomic import Circle, Langevin, LevelSet, Orthogonal, SettingError, Sphere
@@ -51,21 +50,23 @@ def test_the_battery_has_every_constraint() -> None:
 
 # ---------------------------------------------------------------------- SGD
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize("foreach", [True, False, None])
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
 @pytest.mark.parametrize("maximize", [True, False])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_equals_sgd_bitwise(
-    dtype: torch.dtype, foreach: bool, momentum: float, maximize: bool, weight_decay: float
+    dtype: torch.dtype, foreach: bool | None, momentum: float, maximize: bool, weight_decay: float
 ) -> None:
-    """Also in bfloat16, where torch's SGD differs from itself: on a CPU its foreach path rounds the
-    momentum to 8 bits. Ours is SGD's own default there, foreach or not."""
+    """By default that is SGD(fused=True), which rounds the ends of tensors otherwise than SGD does; with
+    foreach given, it is SGD itself. Without momentum, and in bfloat16, where torch's SGD has three ways to
+    round, ours is SGD's own default."""
     ours, theirs = weights(dtype=dtype), weights(dtype=dtype)
     settings: dict[str, Any] = {"maximize": maximize, "weight_decay": weight_decay}
     settings.update(lr=0.1, momentum=momentum)
     a = Langevin(ours, **settings, foreach=foreach)
-    low = dtype is torch.bfloat16
-    b = torch.optim.SGD(theirs, **settings, foreach=None if low else foreach)
+    fused = foreach is None and momentum > 0 and dtype is not torch.bfloat16
+    way = {"fused": True} if fused else {"foreach": foreach and dtype is not torch.bfloat16}
+    b = torch.optim.SGD(theirs, **settings, **way)
     for step in range(100):
         for group in (*a.param_groups, *b.param_groups):
             group["lr"] = 0.1 / (1 + step % 7)
@@ -94,7 +95,7 @@ def test_schedulers_drive_it_as_they_drive_sgd(scheduler: Any) -> None:
     trained = []
     for kind in (Langevin, torch.optim.SGD):
         model = network()
-        optimizer = kind(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = kind(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
         schedule = scheduler(optimizer)
         for _ in range(25):
             optimizer.zero_grad()
@@ -270,7 +271,7 @@ def test_unsupported_flags_raise(flag: str) -> None:
 @pytest.mark.parametrize("name", CONSTRAINTS)
 @pytest.mark.parametrize("scheme", ["OBA", "BAOAB", "EM", "LM"])
 def test_gradients_are_never_written(name: str, scheme: str) -> None:
-    dtypes = types(name, torch.float64, torch.bfloat16)
+    dtypes = (torch.float64, torch.bfloat16)
     for maximize, dtype in itertools.product((True, False), dtypes):
         params, optimizer = build(name, scheme, dtype, maximize=maximize, weight_decay=0.1)
         for _ in range(2):
@@ -319,8 +320,8 @@ def test_sparse_gradients_raise() -> None:
 @pytest.mark.parametrize("name", CONSTRAINTS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_lr_zero_moves_nothing(name: str, scheme: str) -> None:
-    for dtype in types(name, torch.float64, torch.bfloat16):
-        params, optimizer = build(name, scheme, dtype, temperature=1.0, lr=0.0)
+    for dtype in (torch.float64, torch.bfloat16):
+        params, optimizer = build(name, scheme, dtype, temperature=0.5, lr=0.0)
         before = copies(params)
         advance(params, optimizer, 3)
         assert same(before, params)
@@ -495,15 +496,19 @@ def test_two_unseeded_optimizers_differ() -> None:
     assert not same(*runs)
 
 
-def test_a_generator_is_used_and_advanced() -> None:
+def test_a_generator_gives_the_seed_and_is_advanced() -> None:
     generator = torch.Generator().manual_seed(1)
     params, optimizer = build("none", generator=generator)
     before = generator.get_state()
     advance(params, optimizer, 2)
     assert not torch.equal(generator.get_state(), before)
-    other, twin = build("none", seed=1)
+    seed = int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(1)))
+    other, twin = build("none", seed=seed)
     advance(other, twin, 2)
     assert same(params, other)
+    third, again = build("none", generator=generator)  # the next seed of the same generator
+    advance(third, again, 2)
+    assert not same(params, third)
 
 
 # ---------------------------------------------------------------------- placing
@@ -522,7 +527,7 @@ def test_weights_loaded_after_building_are_placed(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [(name, d) for name in CONSTRAINED for d in types(name, torch.float64, torch.float32, *LOW)],
+    [(name, d) for name in CONSTRAINED for d in (torch.float64, torch.float32, *LOW)],
 )
 def test_placing_twice_changes_nothing(name: str, dtype: torch.dtype) -> None:
     params, _ = build(name, dtype=dtype)
@@ -585,7 +590,7 @@ def misfit(constraint: Constraint, q: torch.Tensor) -> float:
         Orthogonal(init="orthogonal"),
         LevelSet(lambda w: (w * w).mean() - 1.0),
     ],
-    ids=lambda c: f"{type(c).__name__}-{c.init}-{c.has_slack}",
+    ids=lambda c: f"{type(c).__name__}-{c.init}-{'xi' in c.lists}",
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *LOW], ids=str)
 @pytest.mark.parametrize("shape", [(64, 64), (24, 4, 3, 3)])
@@ -659,19 +664,6 @@ def test_with_noise_a_larger_step_does_not_heat_the_weights(scheme: str) -> None
     hot = advance_once()
     assert hot < 3 * max(cold, 1e-2)
     assert q.detach().std() < 3 * 0.1  # its spread in equilibrium is sqrt(tau) = 0.1
-
-
-def test_ranks_without_a_seed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each would draw noise of its own, and the weights would drift apart."""
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
-    q = torch.nn.Parameter(torch.zeros(3))
-    q.grad = torch.zeros(3)
-    with pytest.raises(SettingError, match=r"4 processes train together.*same seed="):
-        Langevin([q], lr=0.1, temperature=1.0).step()
-    assert torch.equal(q, torch.zeros(3))
-    Langevin([q], lr=0.1, temperature=1.0, seed=0).step()
-    assert not torch.equal(q, torch.zeros(3))
 
 
 def test_loading_keeps_the_constraint_itself() -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import Stream, phase, random_orthonormal, run
+from helpers import Drawn, Stream, phase, random_orthonormal, run
 from holonomic import Circle, Langevin, Orthogonal, from_paper
 
 EXACT = 1e-11
@@ -191,7 +191,7 @@ def test_unconstrained_with_the_same_noise(letters):
         paper.step()
         worst.append((q - paper.q).abs().max().item())
 
-    settings = {**from_paper(h, gamma), "temperature": tau, "seed": 5}
+    settings = {**from_paper(h, gamma), "temperature": tau, "generator": Drawn(5)}
     run(rough, starts(20), STEPS, compare, scheme=letters, **settings)
     assert len(worst) == STEPS
     assert max(worst) < EXACT
@@ -200,7 +200,7 @@ def test_unconstrained_with_the_same_noise(letters):
 def test_euler_maruyama_is_2_51():
     h, tau, stream = 0.03, 0.7, Stream(3)
     q = starts(20)
-    new, _ = run(rough, q, STEPS, scheme="EM", lr=h, temperature=tau, seed=3)
+    new, _ = run(rough, q, STEPS, scheme="EM", lr=h, temperature=tau, generator=Drawn(3))
     for _ in range(STEPS):
         q = q - h * rough_gradient(q) + math.sqrt(2 * tau * h) * stream.like(q)
     assert (new - q).abs().max() < EXACT
@@ -209,7 +209,7 @@ def test_euler_maruyama_is_2_51():
 def test_averaged_noise_is_2_56():
     h, tau, stream = 0.03, 0.7, Stream(3)
     q = starts(20)
-    new, _ = run(rough, q, STEPS, scheme="LM", lr=h, temperature=tau, seed=3)
+    new, _ = run(rough, q, STEPS, scheme="LM", lr=h, temperature=tau, generator=Drawn(3))
     last = stream.like(q)
     for _ in range(STEPS):
         R = stream.like(q)
@@ -224,13 +224,12 @@ def test_averaged_noise_is_baoab_without_memory():
     The noise of v is that of -p, and LM's "last" noise is the first momentum of BAOAB."""
     h, tau, seed = 0.2, 0.7, 11
     q = starts(20)
-    lm, _ = run(rough, q, STEPS, scheme="LM", lr=h * h / 2, temperature=tau, seed=seed)
+    lm, _ = run(rough, q, STEPS, scheme="LM", lr=h * h / 2, temperature=tau, generator=Drawn(seed))
 
-    stream = Stream(seed)
     w = torch.nn.Parameter(q.clone())
-    opt = Langevin([w], lr=h * h, momentum=0.0, temperature=tau, scheme="BAOAB")
-    opt._noise.like = lambda t: -stream.like(t)  # type: ignore[method-assign]
-    opt.state[w]["momentum_buffer"] = math.sqrt(tau) / h * -stream.like(q)
+    source = Drawn(seed, sign=-1.0)
+    opt = Langevin([w], lr=h * h, momentum=0.0, temperature=tau, scheme="BAOAB", generator=source)
+    opt.state[w]["momentum_buffer"] = math.sqrt(tau) / h * source.like(q)
     for _ in range(STEPS):
         w.grad = rough_gradient(w)
         opt.step()
@@ -291,7 +290,7 @@ def test_circle_with_the_same_noise(letters):
         pairs = [(q, paper.q), (xi, paper.xi), (-h * v * xi, paper.pc), (h * v * q, paper.px)]
         worst.extend((ours - theirs).abs().max().item() for ours, theirs in pairs)
 
-    settings = {**from_paper(h, gamma), "temperature": tau, "seed": 8}
+    settings = {**from_paper(h, gamma), "temperature": tau, "generator": Drawn(8)}
     run(rough, starts(20, r), STEPS, compare, constraint=Circle(0.7), scheme=letters, **settings)
     assert len(worst) == 4 * STEPS
     assert max(worst) < EXACT
@@ -305,7 +304,14 @@ def test_overdamped_circle(scheme):
     xi = (r**2 - q**2).sqrt()
     signs = set()
     new, opt = run(
-        rough, q, STEPS, scheme=scheme, lr=h, temperature=tau, seed=3, constraint=Circle(r)
+        rough,
+        q,
+        STEPS,
+        scheme=scheme,
+        lr=h,
+        temperature=tau,
+        generator=Drawn(3),
+        constraint=Circle(r),
     )
     last = (stream.like(q), stream.like(q)) if scheme == "LM" else None
     for _ in range(STEPS):
@@ -376,7 +382,7 @@ def test_orthogonal(letters, shape, tau):
         worst.append((-h * as_tall(x.v[0]) - paper.P).abs().max().item())
         worst.append(float(opt.report().groups[0].fallbacks))
 
-    settings = {**from_paper(h, gamma), "temperature": tau, "seed": 4}
+    settings = {**from_paper(h, gamma), "temperature": tau, "generator": Drawn(4)}
     start = orthogonal_weight(shape)
     run(rough, start, STEPS, compare, constraint=Orthogonal(), scheme=letters, **settings)
     assert len(worst) == 3 * STEPS
@@ -392,7 +398,14 @@ def test_overdamped_orthogonal(scheme, shape):
     w = orthogonal_weight(shape)
     Q = as_tall(w)
     new, opt = run(
-        rough, w, STEPS, scheme=scheme, lr=h, temperature=tau, seed=6, constraint=Orthogonal()
+        rough,
+        w,
+        STEPS,
+        scheme=scheme,
+        lr=h,
+        temperature=tau,
+        generator=Drawn(6),
+        constraint=Orthogonal(),
     )
     last = stream.like(w) if scheme == "LM" else None
     for _ in range(STEPS):

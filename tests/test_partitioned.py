@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import holonomic as hm
+from helpers import Drawn, Stream
 from holonomic import methods
 from holonomic.methods import output_part
 
@@ -47,8 +48,10 @@ def test_bacdedcab_equals_its_equations():
     q = [p.detach().clone() for p in model.parameters()]
     p = [torch.zeros_like(t) for t in q]
     xi, n = 0.1, sum(t.numel() for t in q)
-    opt = methods.adaptive_langevin(model.parameters(), H**2, tau, eps, sigma, friction=xi, seed=3)
-    numbers = torch.Generator().manual_seed(3)
+    opt = methods.adaptive_langevin(
+        model.parameters(), H**2, tau, eps, sigma, friction=xi, generator=Drawn(3)
+    )
+    numbers = Stream(3)
     ours = copy.deepcopy(model)
 
     def B(part: float) -> None:
@@ -67,7 +70,7 @@ def test_bacdedcab_equals_its_equations():
 
     def D(part: float) -> None:
         for t in p:  # v = -p / h, so the optimizer's noise enters p with the other sign
-            t -= sigma * math.sqrt(part * H) * torch.empty_like(t).normal_(generator=numbers)
+            t -= sigma * math.sqrt(part * H) * numbers.like(t)
 
     for _ in range(5):
         B(0.5), A(0.5), C(0.5), D(0.5)
@@ -334,23 +337,28 @@ def test_no_method_moves_at_lr_zero(name):
 )
 def test_adlala_with_a_constraint(constraint):
     """On the manifold, tangent, and at the temperature of its thermostat, constraints taken off N."""
-    model = net()
+    replicas = hm.Replicas(net, 16)
     opt = methods.adlala(
-        model, 0.01, 0.9, 0.2, 1.0, 0.5, constraints={"0.weight": constraint}, seed=0
+        *(replicas, 0.01, 0.9, 0.2, 1.0, 0.5),
+        constraints={"0.weight": constraint},
+        generator=replicas.noise(),
     )
     labels = [g["name"] for g in opt.param_groups]
     assert labels == ["hidden: 0.weight", "hidden", "output"]
     temperatures = []
-    for k in range(2500):
-        step(model, opt)
-        if k > 500 and k % 10 == 0:
+    x, y = X.expand(16, *X.shape), Y.expand(16, *Y.shape)
+    for k in range(300):
+        replicas.backward(squared, x, y)
+        opt.step()
+        if k >= 150 and k % 10 == 0:
             temperatures.append(opt.report().groups[0].kinetic_temperature)
     group = opt.report().groups[0]
     assert group.residual < 1e-13
     assert group.cotangency < 1e-12
     assert group.friction != 0
-    # 2000 steps of h = 0.1, read every 10, hold about 100 independent readings of relative spread
-    # sqrt(2 / dof), dof about 20: 3 %; the reading after a whole kick is off by O(h).
+    assert group.limited == 0
+    # 150 steps of h = 0.1 in 16 replicas, read every 10, hold about 120 independent readings of relative
+    # spread sqrt(2 / dof), dof about 20: 3 %; the reading after a whole kick is off by O(h).
     assert abs(sum(temperatures) / len(temperatures) / 0.2 - 1) < 0.15
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 
@@ -23,14 +22,11 @@ from holonomic.lab.real.measures import (
     margins,
 )
 from holonomic.lab.runner import adjusted
-from holonomic.lab.screen import LABELS, Screen
+from holonomic.lab.screen import LABELS
 from holonomic.lab.train import Stop
+from lab_helpers import in_this_process, quiet
 
 REAL = {name: e for name, e in experiments().items() if isinstance(e, RealExperiment)}
-
-
-def quiet() -> Screen:
-    return Screen(Console(quiet=True))
 
 
 @pytest.fixture(autouse=True)
@@ -273,12 +269,14 @@ def same(a: dict, b: dict) -> bool:
 
 @pytest.mark.usefixtures("toy")
 def test_free_training_is_that_of_torch():
-    """The whole loop against one written down here with torch's SGD: equal to the last bit."""
+    """The whole loop against one written down here with torch's fused SGD: equal to the last bit."""
     e = replace(IMAGES, epochs=2, milestones=(0.5,))
     arm = replace(FREE, weight_decay=1e-3)
     trainer = train.Trainer(e, arm, 0)
     model, _ = train.build(e, arm, 0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.8, weight_decay=1e-3)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.1, momentum=0.8, weight_decay=1e-3, fused=True
+    )
     x, y = trainer.task.train
     for epoch in range(2):
         optimizer.param_groups[0]["lr"] = 0.1 * 0.1**epoch
@@ -430,8 +428,11 @@ def command(*words: object) -> str:
     return done.output
 
 
-def test_a_search_and_its_experiment_on_real_images_from_end_to_end(tmp_path, monkeypatch):
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_search_and_its_experiment_on_real_images_from_end_to_end(workers, tmp_path, monkeypatch):
     need("digits")
+    if not workers:
+        monkeypatch.setattr(runner, "run_jobs", in_this_process)
     e = REAL["beyond"]
     sgd, circle = e.arms[0], e.arms[3]
     e = replace(
@@ -444,7 +445,8 @@ def test_a_search_and_its_experiment_on_real_images_from_end_to_end(tmp_path, mo
     )
     monkeypatch.setitem(_REGISTRY, e.id, lambda: e)
     out = tmp_path / "beyond"
-    said = command("run", "beyond", "--runs", 2, "--epochs", 4, "--out", out, "--workers", 2)
+    sizes = ("--runs", 2, "--epochs", 4, "--workers", workers or 1)
+    said = command("run", "beyond", *sizes, "--out", out)
     assert "c-CoLA-ud is better calibrated" in said
     summary = json.loads((out / "summary.json").read_text())
     assert not summary["partial"]
@@ -460,9 +462,9 @@ def test_a_search_and_its_experiment_on_real_images_from_end_to_end(tmp_path, mo
     assert (out / "report.html").read_text().count("data:image/png") == 2
     assert "Lipschitz bound" in (out / "README.md").read_text()
     assert "[beyond](beyond/README.md)" in (tmp_path / "README.md").read_text()
-    # An equal arm of another experiment beside it is copied, not run.
-    native = summary["config"].get("native", False)  # the command line takes kernels if it can
-    same_sizes = adjusted(e, runs=2, epochs=4, native=native)
+    # An equal arm of another experiment beside it is copied, not run (the search is run again).
+    monkeypatch.setattr(runner, "run_jobs", in_this_process)
+    same_sizes = adjusted(e, runs=2, epochs=4)
     again = replace(same_sizes, id="other", arms=e.arms[:1], claims=())
     runner.run(again, tmp_path / "other", quiet(), workers=1)
     assert (tmp_path / "other" / "SGD-m.json").read_bytes() == (out / "SGD-m.json").read_bytes()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import holonomic as hm
-from holonomic.noise import ReplicaNoise
+from holonomic.noise import Noise, ReplicaNoise
 
 X = torch.randn(40, 2, generator=torch.Generator().manual_seed(1))
 Y = (X[:, :1] * X[:, 1:] > 0).float()
@@ -133,41 +133,44 @@ def test_order_goes_through_the_data_once_an_epoch_each_in_its_own_way():
     assert torch.equal(rows.sort(1).values, own)
 
 
+def drawn(noise: Noise, rows: int, size: int, step: int = 0) -> torch.Tensor:
+    return noise.like(torch.empty(rows, size), noise.stream("w"), step, 0)
+
+
 def test_noise_of_a_replica_does_not_depend_on_the_others():
     few, many = ReplicaNoise([11, 12]), ReplicaNoise([10, 11, 12])
-    for shape in ((5,), (300, 70), (2, 3), (40_000,), (7,)):
-        a = few.like(torch.empty(2, *shape)).clone()
-        b = many.like(torch.empty(3, *shape)).clone()
-        assert torch.equal(a, b[1:])
+    for size in (5, 21_000, 6, 40_001):
+        assert torch.equal(drawn(few, 2, size), drawn(many, 3, size)[1:])
 
 
-def test_noise_is_standard_normal_and_independent():
-    noise = ReplicaNoise(list(range(8)))
-    drawn = torch.cat([noise.like(torch.empty(8, 5000)).clone() for _ in range(20)], dim=1).double()
-    n = drawn.shape[1]
+def test_noise_of_a_replica_is_that_of_an_optimizer_with_its_seed():
+    for step in (0, 7, 2**40):
+        stacked = drawn(ReplicaNoise([10, 11]), 2, 999, step)
+        assert torch.equal(stacked[1:], drawn(Noise(11), 1, 999, step))
+
+
+def test_noise_of_replicas_is_standard_normal_and_independent():
+    n = 100_000
+    numbers = drawn(ReplicaNoise(list(range(8))), 8, n).double()
     # Means and second and fourth moments of n numbers have standard errors sqrt(1, 2, 96) / sqrt(n);
-    # 8 streams and a bound of 4.5 of them leave a chance of 2e-4 a line, at a fixed seed.
-    assert (drawn.mean(1).abs() < 4.5 / n**0.5).all()
-    assert ((drawn**2).mean(1) - 1).abs().max() < 4.5 * (2 / n) ** 0.5
-    assert ((drawn**4).mean(1) - 3).abs().max() < 4.5 * (96 / n) ** 0.5
-    correlation = drawn @ drawn.T / n - torch.diag((drawn**2).mean(1))
+    # 8 streams and a bound of 4.5 of them leave a chance of 2e-4 per line, at a fixed seed.
+    assert (numbers.mean(1).abs() < 4.5 / n**0.5).all()
+    assert ((numbers**2).mean(1) - 1).abs().max() < 4.5 * (2 / n) ** 0.5
+    assert ((numbers**4).mean(1) - 3).abs().max() < 4.5 * (96 / n) ** 0.5
+    correlation = numbers @ numbers.T / n - torch.diag((numbers**2).mean(1))
     assert correlation.abs().max() < 4.5 / n**0.5
-    lagged = (drawn[:, 1:] * drawn[:, :-1]).mean(1)
+    lagged = (numbers[:, 1:] * numbers[:, :-1]).mean(1)
     assert lagged.abs().max() < 4.5 / n**0.5
 
 
-def test_noise_resumes_in_the_middle_of_a_block():
-    noise = ReplicaNoise([1, 2])
-    for _ in range(50):
-        noise.like(torch.empty(2, 999))
-    state = copy.deepcopy(noise.state())
-    expected = [noise.like(torch.empty(2, 999)).clone() for _ in range(80)]
-    fresh = ReplicaNoise([7, 8])
-    fresh.restore(state)
-    for e in expected:
-        assert torch.equal(fresh.like(torch.empty(2, 999)), e)
+def test_noise_of_replicas_is_restored():
+    noise, fresh = ReplicaNoise([1, 2]), ReplicaNoise([7, 8])
+    fresh.restore(noise.state())
+    assert torch.equal(drawn(noise, 2, 99), drawn(fresh, 2, 99))
     with pytest.raises(hm.CheckpointError, match="2 replicas, and there are 3"):
-        ReplicaNoise([1, 2, 3]).restore(state)
+        ReplicaNoise([1, 2, 3]).restore(noise.state())
+    with pytest.raises(hm.CheckpointError, match="noise of 2 replicas; build"):
+        Noise(0).restore(noise.state())
 
 
 @pytest.mark.parametrize("scheme", ["EM", "LM", "BAOAB"])
@@ -262,15 +265,13 @@ def test_bad_input_is_named():
     with pytest.raises(hm.CheckpointError, match=r"0.weight"):
         replicas.load_state_dict({"0.weight": torch.zeros(1)})
     with pytest.raises(hm.SettingError, match="must be stacked over the replicas"):
-        replicas.noise().like(torch.empty(4, 2))
+        hm.Langevin([nn.Parameter(torch.zeros(4, 2))], generator=replicas.noise())
 
 
 def test_copies_of_an_optimizer_go_on_with_the_same_noise():
     _, opt = trained(3, 0, "circle", "BAOAB", 1e-3, steps=20)
     twin = pickle.loads(pickle.dumps(opt._noise))
-    shape = torch.empty(3, 50)
-    for _ in range(900):  # over the end of a block
-        assert torch.equal(opt._noise.like(shape), twin.like(shape))
+    assert torch.equal(drawn(opt._noise, 3, 50), drawn(twin, 3, 50))
     assert copy.deepcopy(opt).param_groups[0]["name"] == opt.param_groups[0]["name"]
 
 

@@ -1,7 +1,7 @@
 """Holonomic: neural networks trained as constrained stochastic dynamics."""
 
 from holonomic import diagnostics, methods, schedules
-from holonomic.constraints import AngularCircle, Circle, Constraint, LevelSet, Orthogonal, Sphere
+from holonomic.constraints import Circle, Constraint, LevelSet, Orthogonal, Sphere
 from holonomic.errors import (
     CheckpointError,
     ConstraintError,
@@ -9,15 +9,14 @@ from holonomic.errors import (
     NonFiniteError,
     SettingError,
 )
-from holonomic.groups import groups
+from holonomic.groups import groups, place
 from holonomic.langevin import Langevin
 from holonomic.replicas import Replicas, RunningMean
 from holonomic.units import from_paper, to_paper
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
-    "AngularCircle",
     "CheckpointError",
     "Circle",
     "Constraint",
@@ -35,6 +34,7 @@ __all__ = [
     "from_paper",
     "groups",
     "methods",
+    "place",
     "schedules",
     "to_paper",
 ]

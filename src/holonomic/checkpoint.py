@@ -1,26 +1,30 @@
 """Saving and loading: plain values out, checked values in."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from holonomic.constraints import Constraint
+from holonomic.distributed import joined, local, together
 from holonomic.errors import CheckpointError
 from holonomic.noise import Noise
 from holonomic.phase import wide
+from holonomic.plan import FREE
 from holonomic.scheme import parse
+from holonomic.settings import linked
 from holonomic.settings import names as names_in
-from holonomic.state import KEYS, State, create, gather
+from holonomic.state import KEYS, State, create, entries, gather, needed
 from holonomic.thermostat import friction_shape
 
 Group = dict[str, Any]
 
 
-def plain(saved: dict[str, Any], groups: list[Group], noise: Noise) -> dict[str, Any]:
-    """A state_dict of plain values: constraints by their spec, generators by their state (which
-    rides in the first group, where every tool that saves optimizers finds it)."""
+def plain(saved: dict[str, Any], noise: Noise) -> dict[str, Any]:
+    """A state_dict of plain values: constraints by their spec, noise by its seed (which rides in the
+    first group, where every tool that saves optimizers finds it)."""
     described = [
         {**g, "constraint": None if g["constraint"] is None else g["constraint"].spec()}
         for g in saved["param_groups"]
@@ -28,15 +32,14 @@ def plain(saved: dict[str, Any], groups: list[Group], noise: Noise) -> dict[str,
     for g in described:
         if isinstance(g["friction"], Tensor):
             g["friction"] = g["friction"].clone()  # a checkpoint read in place must not write here
-    devices = dict.fromkeys(p.device for group in groups for p in group["params"])
-    described[0]["rng_state"] = noise.state(devices)
+    described[0]["rng_state"] = noise.state()
     return {**saved, "param_groups": described}
 
 
 def fitted(
     state_dict: Mapping[str, Any], groups: list[Group]
 ) -> tuple[dict[str, Any], dict[str, Any] | None, list[int]]:
-    """The checkpoint made ready for these groups, the generator states, and which groups are
+    """The checkpoint made ready for these groups, the state of the noise, and which groups are
     strangers (`torch.optim.SGD`'s). Raises before anything is changed if something does not fit."""
     if not {"state", "param_groups"} <= state_dict.keys():
         raise CheckpointError(
@@ -57,14 +60,19 @@ def fitted(
                 f"group {i} of the checkpoint has {len(old['params'])} parameters and the "
                 f"optimizer's has {len(group['params'])}; build it with the same groups."
             )
-        _same_shapes(i, old, group, state_dict["state"])
+        _match_names(i, old, group)
         if "scheme" in old:
             _match(i, old["constraint"], group["constraint"])
+            _match_scheme(i, old["scheme"], group["scheme"])
             _match_friction(i, old, group)
+            with together(group["params"], CheckpointError):
+                _match_state(i, old, group, state_dict["state"])
             for key, value in group.items():  # settings that are newer than the checkpoint
                 old.setdefault(key, value)
         else:
             _from_sgd(i, old, group)
+            with together(group["params"], CheckpointError):
+                _match_state(i, old, group, state_dict["state"])
             foreign.append(i)
         old["constraint"] = group["constraint"]
         old["rng_state"] = None
@@ -76,7 +84,7 @@ def adopt_momenta(group: Group, names: list[str], state: State, noise: Noise) ->
     momenta = {p: (state.pop(p, None) or {}).get(KEYS["v"]) for p in group["params"]}
     constraint: Constraint | None = group["constraint"]
     if constraint is not None:
-        constraint.place_([p.detach() for p in group["params"]], names)
+        constraint.place_([local(p.detach()) for p in group["params"]], names)
     scheme = parse(group["scheme"])
     params = [p for p in group["params"] if momenta[p] is not None]
     if scheme.overdamped or not params:
@@ -85,25 +93,48 @@ def adopt_momenta(group: Group, names: list[str], state: State, noise: Noise) ->
         for p in params:
             state[p] = {KEYS["v"]: momenta[p]}
         return
-    if constraint.joint:
+    if linked(constraint):
         params = group["params"]
     named = dict(zip(group["params"], names, strict=True))
     chosen = [named[p] for p in params]
     for p in params:
         state[p] = {}
-    create(params, chosen, constraint, scheme, state, noise)
-    home = gather(params, chosen, constraint, scheme, state)
+    create(params, chosen, constraint, scheme, state, noise, (), 0)
+    home = gather(params, entries(params, state), chosen, constraint, scheme)
     for v, p in zip(home.v, params, strict=True):
         old = momenta[p]
         if old is not None:
-            v.copy_(old)
+            v.copy_(local(old))
     work = home.map(lambda t: wide(t).clone())
-    constraint.adopt_(work)
+    constraint.tangent_(work)
     home.copy_(work)
 
 
+def same_constraint(old: Constraint | None, new: Constraint | None) -> bool:
+    """Whether two constraints are the same manifold."""
+    return old is new or _equal(_spec(old), _spec(new))
+
+
+def described(constraint: Constraint | None) -> str:
+    """A constraint for a message."""
+    return _shown(_spec(constraint))
+
+
+def _spec(constraint: Constraint | None) -> dict[str, Any] | None:
+    return None if constraint is None else constraint.spec()
+
+
 def _match(i: int, old: dict[str, Any] | None, constraint: Constraint | None) -> None:
-    new = None if constraint is None else constraint.spec()
+    new = _spec(constraint)
+    if old is not None and old.get("type") == "AngularCircle":
+        raise CheckpointError(
+            f"group {i} was saved with AngularCircle, which no longer exists; use Circle with the same "
+            f"radius, and start a new optimizer from the weights alone."
+        )
+    if old is not None and new is not None and old.get("type") == new["type"]:
+        defaults = {f.name: f.default for f in fields(constraint)}  # type: ignore[arg-type]  # a dataclass
+        newer = {k: defaults[k] for k in new if defaults.get(k, MISSING) is not MISSING}
+        old = {**{k: newer.get(k) for k in new}, **old}  # fields that are newer than the checkpoint
     if not _equal(old, new):
         raise CheckpointError(
             f"group {i} was saved with the constraint {_shown(old)} and is now built with "
@@ -112,16 +143,62 @@ def _match(i: int, old: dict[str, Any] | None, constraint: Constraint | None) ->
         )
 
 
-def _same_shapes(i: int, old: Group, group: Group, state: Mapping[Any, Any]) -> None:
-    """State shaped like a parameter must fit the parameter it is for."""
-    for key, p, name in zip(old["params"], group["params"], names_in(group, i), strict=True):
+def _match_scheme(i: int, old: str, new: str) -> None:
+    if old != new:
+        raise CheckpointError(
+            f"group {i} was saved with the scheme {old!r} and is now built with {new!r}; build the "
+            f"optimizer with scheme={old!r}, or start a new one from the weights alone."
+        )
+
+
+def _match_names(i: int, old: Group, group: Group) -> None:
+    """Equal shapes in another order would load without a word."""
+    saved, here = old.get("param_names"), group.get("param_names")
+    if not saved or not here:
+        return
+    for a, b in zip(saved, here, strict=True):
+        if a != b:
+            raise CheckpointError(
+                f"group {i} of the checkpoint has the parameter {a!r} where the optimizer has {b!r}; "
+                f"build it with the same parameters in the same order."
+            )
+
+
+def _match_state(i: int, old: Group, group: Group, state: Mapping[Any, Any]) -> None:
+    """Every entry must fit the parameter it is for, and be a number."""
+    constraint: Constraint = group["constraint"] or FREE
+    params = group["params"]
+    lists = needed(constraint, parse(group["scheme"]))
+    slack: list[Tensor] = []
+    if "xi" in lists and any(state.get(key) for key in old["params"]):
+        q = [local(p.detach()) for p in params]
+        slack = constraint.slacks([torch.zeros_like(t) for t in q] if not linked(constraint) else q)
+        slack = [joined(t, p) for t, p in zip(slack, params, strict=False)]
+    for k, (key, p, name) in enumerate(zip(old["params"], params, names_in(group, i), strict=True)):
         held = state.get(key) or {}
-        for entry in (held.get(KEYS["v"]), held.get(KEYS["R"])):
-            if isinstance(entry, Tensor) and entry.shape != p.shape:
+        shapes = {"v": p.shape, "R": p.shape}
+        if k < len(slack):
+            shapes.update(dict.fromkeys(("xi", "eta", "S"), slack[k].shape))
+        for short, shape in shapes.items():
+            entry = held.get(KEYS[short])
+            if not isinstance(entry, Tensor):
+                continue
+            if entry.shape != shape:
                 raise CheckpointError(
-                    f"{name!r} has shape {tuple(p.shape)} and its state in the checkpoint has "
-                    f"{tuple(entry.shape)}; load the checkpoint of this model, with its parameters "
-                    f"in the same order."
+                    f"{name!r} has shape {tuple(p.shape)}, so its {KEYS[short]} must have "
+                    f"{tuple(shape)}, and in the checkpoint it has {tuple(entry.shape)}; load the "
+                    f"checkpoint of this model, with its parameters in the same order."
+                )
+            if getattr(entry, "placements", None) != getattr(p, "placements", None):
+                raise CheckpointError(
+                    f"the {KEYS[short]} of {name!r} does not lie on the processes as the parameter does; "
+                    f"load the checkpoint by torch.distributed.checkpoint.state_dict."
+                    f"set_optimizer_state_dict, which distributes it."
+                )
+            if not entry.is_meta and not bool(torch.isfinite(local(entry)).all()):
+                raise CheckpointError(
+                    f"the {KEYS[short]} of {name!r} in the checkpoint holds NaN or Inf; load an earlier "
+                    f"one."
                 )
 
 
@@ -133,8 +210,8 @@ def _match_friction(i: int, old: Group, group: Group) -> None:
     if tuple(friction.shape) != shape:
         raise CheckpointError(
             f"group {i} of the checkpoint has frictions of shape {tuple(friction.shape)} and the "
-            f"optimizer's must have {shape}: a row a thermostat and an entry a replica; build it as "
-            f"it was saved."
+            f"optimizer's must have {shape}: one row per thermostat, one entry per replica; "
+            f"build it as it was saved."
         )
 
 

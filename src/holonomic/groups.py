@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import nn
 
 from holonomic.constraints import Constraint
@@ -27,7 +28,7 @@ _NORMS = (
 def groups(
     model: nn.Module, rules: Mapping[Rule, Settings], **defaults: Any
 ) -> list[dict[str, Any]]:
-    """Parameter groups for `Langevin` (or any torch optimizer) from rules about the model.
+    """Parameter groups for `Langevin` from rules about the model.
 
     A rule's key is a parameter's name, a glob over names (``"*.weight"``, ``"encoder.*"``) or a module
     type, which stands for the parameters of all modules of that type. Its value is a constraint, or a
@@ -39,7 +40,9 @@ def groups(
     ``bias``, norm weights by the type of the norm. Parameters with ``requires_grad=False`` are left
     out.
 
-    Raises `SettingError` if a rule matches nothing, or if two rules claim one parameter.
+    Raises `SettingError` if a rule matches nothing, or if two rules claim one parameter. Groups without
+    a constraint suit any torch optimizer; one with a constraint raises if it is given to an optimizer that
+    would ignore it.
 
     >>> import torch.nn as nn, holonomic as hm
     >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -96,7 +99,79 @@ def _split(
     free = {**group, "name": f"{group['name']} (biases, norms)", "constraint": None}
     kept = [(name, p) for name, p in members if id(p) not in spared]
     left = [(name, p) for name, p in members if id(p) in spared]
-    return [{"params": m, **g} for m, g in ((kept, group), (left, free)) if m]
+    return [
+        kind({"params": members, **settings})
+        for kind, members, settings in ((ConstrainedGroup, kept, group), (dict, left, free))
+        if members
+    ]
+
+
+class ConstrainedGroup(dict[str, Any]):
+    """A group with a constraint. Other optimizers than `Langevin` keep settings they do not know and
+    ignore them; what gives them away is that they add settings of their own."""
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        if key not in self and key in FOREIGN:
+            constraint = type(self["constraint"]).__name__
+            raise SettingError(
+                f"the group {self.get('name')!r} has the constraint {constraint}, which an optimizer with "
+                f"the setting {key!r} would ignore; give it to holonomic.Langevin, or take the constraint "
+                f"out."
+            )
+        return super().setdefault(key, default)
+
+
+#: Settings of torch's optimizers, of which each has at least one that `Langevin` has not.
+FOREIGN = frozenset(
+    (
+        "alpha",
+        "amsgrad",
+        "beta2_decay",
+        "betas",
+        "capturable",
+        "centered",
+        "dampening",
+        "eps",
+        "etas",
+        "history_size",
+        "lambd",
+        "lr_decay",
+        "momentum_decay",
+        "nesterov",
+        "ns_coefficients",
+        "rho",
+    )
+)
+
+
+@torch.no_grad()
+def place(
+    model: nn.Module, rules: Mapping[Rule, Settings], generator: torch.Generator | None = None
+) -> None:
+    """Put the weights of a model on their manifolds, in place: averages, an EMA, a starting point.
+
+    Rules are those of `groups`; weights go to the nearest point, or are drawn anew where a constraint has
+    ``init="orthogonal"`` and a generator is given. All are checked before any is moved.
+
+    >>> import torch.nn as nn, holonomic as hm
+    >>> model = nn.Linear(3, 2)
+    >>> hm.place(model, {"weight": hm.Sphere(2.0, slack=False)})
+    >>> model.weight.norm(dim=1).detach().round(decimals=5)
+    tensor([2., 2.])
+    """
+    parts = [
+        (
+            group["constraint"],
+            [p.detach() for _, p in group["params"]],
+            [n for n, _ in group["params"]],
+        )
+        for group in groups(model, rules)
+        if group.get("constraint") is not None
+    ]
+    for constraint, q, names in parts:
+        constraint.check(q, names)
+    for constraint, q, names in parts:
+        constraint.place_(q, names, generator)
 
 
 def _settings(rule: Rule, value: Settings) -> dict[str, Any]:

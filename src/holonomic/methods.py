@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from holonomic.constraints import Circle, Constraint, Orthogonal, Sphere
-from holonomic.constraints.base import Radius
+from holonomic.constraints.checks import Radius
 from holonomic.errors import SettingError
 from holonomic.groups import groups, matches
 from holonomic.langevin import Langevin

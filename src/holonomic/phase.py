@@ -1,13 +1,23 @@
 """A point of phase space: the positions and momenta that one group moves together."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from holonomic.noise import Noise
+LISTS = ("q", "v", "xi", "eta", "R", "S")
+
+
+@dataclass
+class Tally:
+    """What happened on the way: steps that a solver could not take, weights found changed, and
+    frictions that had to be limited."""
+
+    fallbacks: int = 0
+    changed: int = 0
+    limited: int = 0
 
 
 @dataclass
@@ -16,10 +26,10 @@ class Phase:
 
     ``q`` the weights and ``v`` their momenta in torch units (q <- q - lr v); ``xi`` the slack
     variables of an inequality and ``eta`` their momenta; ``R`` and ``S`` the last noise of weights
-    and slack, which LM averages with the next. A constraint that links the tensors of a group has one
-    slack vector for all of them: ``xi``, ``eta`` and ``S`` then have a single entry. A ``lazy`` phase
-    may leave a normal part in ``v`` after a drift, which the next one takes off; the tensors of a
-    ``native`` one suit the compiled kernels.
+    and slack, which LM averages with the next. A constraint that links the tensors of a group has
+    one slack vector for all of them: ``xi``, ``eta`` and ``S`` then have a single entry.
+
+    ``v`` and ``eta`` may carry a part normal to the manifold: whoever reads them projects first.
     """
 
     q: list[Tensor]
@@ -29,36 +39,28 @@ class Phase:
     R: list[Tensor] = field(default_factory=list)
     S: list[Tensor] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
-    fallbacks: int = 0
-    lazy: bool = False
-    native: bool = False
+    tally: Tally = field(default_factory=Tally)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Phase":
         """The phase with every tensor changed."""
-        lists: dict[str, Any] = {k: [change(t) for t in ts] for k, ts in self._lists().items()}
-        return Phase(**lists, names=self.names, lazy=self.lazy)
+        return self._with({key: [change(t) for t in ts] for key, ts in self._lists().items()})
 
     def single(self, i: int) -> "Phase":
         """Tensor i alone, sharing memory."""
-        lists: dict[str, Any] = {k: ts[i : i + 1] for k, ts in self._lists().items()}
-        return Phase(**lists, names=self.names[i : i + 1], lazy=self.lazy)
+        return self.select([i])
 
-    def split(self, rows: int) -> "list[Phase]":
-        """The only tensor of this phase in pieces of so many rows, sharing memory."""
-        cut = {k: ts[0].split(rows) for k, ts in self._lists().items() if ts}
-        pieces = []
-        for parts in zip(*cut.values(), strict=True):
-            lists: dict[str, Any] = {k: [t] for k, t in zip(cut, parts, strict=True)}
-            pieces.append(Phase(**lists, lazy=self.lazy))
-        return pieces
-
-    @staticmethod
-    def join(phases: Sequence["Phase"]) -> "Phase":
-        """The tensors of several phases, sharing memory."""
+    def select(self, chosen: list[int]) -> "Phase":
+        """Some tensors, sharing memory."""
         lists: dict[str, Any] = {
-            k: [t for x in phases for t in getattr(x, k)] for k in phases[0]._lists()
+            key: [ts[i] for i in chosen] if ts else [] for key, ts in self._lists().items()
         }
-        return Phase(**lists, lazy=phases[0].lazy)
+        return self._with({**lists, "names": [self.names[i] for i in chosen] if self.names else []})
+
+    def split(self, rows: int) -> "Iterator[Phase]":
+        """The only tensor of this phase in pieces of so many rows, sharing memory."""
+        cut = {key: ts[0].split(rows) for key, ts in self._lists().items() if ts}
+        for parts in zip(*cut.values(), strict=True):
+            yield self._with({key: [t] for key, t in zip(cut, parts, strict=True)})
 
     def copy_(self, other: "Phase") -> None:
         """Take over the values of another phase."""
@@ -68,21 +70,10 @@ class Phase:
                 torch._foreach_copy_(mine, theirs[key])
 
     def _lists(self) -> dict[str, list[Tensor]]:
-        return {k: getattr(self, k) for k in ("q", "v", "xi", "eta", "R", "S")}
+        return {key: getattr(self, key) for key in LISTS}
 
-
-def draw(
-    first: list[Tensor], second: list[Tensor], noise: Noise
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Normal numbers shaped like two lists, drawn tensor by tensor: the order is the same whether
-    the tensors are handled one by one or all at once."""
-    R: list[Tensor] = []
-    S: list[Tensor] = []
-    for i, t in enumerate(first):
-        R.append(noise.like(t))
-        if i < len(second):
-            S.append(noise.like(second[i]))
-    return R, S
+    def _with(self, lists: dict[str, Any]) -> "Phase":
+        return replace(self, **lists)
 
 
 def wide(t: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from holonomic.constraints import Constraint
 from holonomic.errors import CheckpointError, SettingError
 from holonomic.groups import Rule, Settings
 from holonomic.groups import groups as groups_of
-from holonomic.noise import CounterNoise, Noise, ReplicaNoise, set_state
+from holonomic.noise import Noise, ReplicaNoise
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Penalty = Callable[[dict[str, Tensor]], Tensor]
@@ -97,7 +97,7 @@ class Replicas:
         yield from self._parameters.values()
 
     def groups(self, rules: Mapping[Rule, Settings], **defaults: Any) -> list[dict[str, Any]]:
-        """`holonomic.groups` for the stack: rules as for one module, constraints a replica each."""
+        """`holonomic.groups` for the stack: rules as for one module, one constraint per replica."""
         stacked = groups_of(self.template, rules, **defaults)
         for group in stacked:
             group["params"] = [(name, self._parameters[name]) for name, _ in group["params"]]
@@ -107,18 +107,15 @@ class Replicas:
                 group["constraint"] = replace(constraint, batch_dims=constraint.batch_dims + 1)  # type: ignore[type-var]
         return stacked
 
-    def noise(self, *, native: bool = False) -> Noise:
-        """A stream of noise a replica: pass it to `Langevin` as ``generator``.
+    def noise(self) -> Noise:
+        """A stream of noise per replica: pass it to `Langevin` as ``generator``. Replica i has the numbers
+        of an optimizer of its own with the seed ``noise_seed(i)``."""
+        seeds = [self.noise_seed(i) for i in range(self.n)]
+        return ReplicaNoise(seeds, next(self.parameters()).device)
 
-        ``native`` takes other numbers, from compiled kernels (CPU only, needs a C++ compiler), which
-        are several times faster."""
-        device = next(self.parameters()).device
-        seeds = [self._child(_NOISE, i) for i in range(self.n)]
-        if not native:
-            return ReplicaNoise(seeds, device)
-        if device.type != "cpu":
-            raise SettingError(f"native noise is for the CPU, and the replicas are on {device}.")
-        return CounterNoise(seeds)
+    def noise_seed(self, i: int) -> int:
+        """The seed of the noise of replica i."""
+        return self._child(_NOISE, i)
 
     def order(self, x: Tensor, y: Tensor, batch_size: int, *, own: bool = False) -> "ReplicaOrder":
         """Batches for every replica, each in its own random order, from data they share or (``own``)
@@ -292,7 +289,7 @@ class ReplicaOrder:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `state_dict`."""
         for g, saved in zip(self._generators, state["generators"], strict=True):
-            set_state(g, saved)
+            g.set_state(saved.cpu().clone())  # torch (2.13) crashes on a view into a larger tensor
 
 
 class RunningMean:

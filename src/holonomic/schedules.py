@@ -13,6 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from holonomic.errors import CheckpointError, NonFiniteError, SettingError
+from holonomic.state import MOMENTA
 
 
 class Schedule:
@@ -168,7 +169,7 @@ class Tempering(Schedule):
             self.rung = j
             scale = math.sqrt(self.ladder[j] / self.ladder[i])
             for state in self.optimizer.state.values():
-                for key in ("momentum_buffer", "slack_momentum"):
+                for key in MOMENTA:
                     if key in state:
                         state[key].mul_(scale)
 

@@ -7,10 +7,10 @@ from difflib import get_close_matches
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from holonomic import native
-from holonomic.constraints import Constraint
+from holonomic import distributed, native
+from holonomic.constraints import Constraint, Orthogonal, Sphere
 from holonomic.errors import SettingError
 from holonomic.scheme import parse
 from holonomic.thermostat import SCOPES
@@ -28,26 +28,31 @@ def reject(**flags: object) -> None:
             raise SettingError(f"{flag}={value!r} is not supported by Langevin; leave it out.")
 
 
+def reject_unknown(unknown: Iterable[str], known: Iterable[str]) -> None:
+    """Arguments that Langevin does not have."""
+    known = [*known, "seed", "generator", "process_group"]
+    for key in unknown:
+        similar = get_close_matches(key, known, n=1, cutoff=0.7)
+        remedy = f"did you mean {similar[0]!r}?" if similar else f"it has {', '.join(known)}."
+        raise SettingError(f"Langevin has no setting {key!r}; {remedy}")
+
+
+def require_parameters(params: object) -> None:
+    """Raise with a remedy for what is often given in their place."""
+    if isinstance(params, nn.Module) or hasattr(params, "named_parameters"):
+        raise SettingError(
+            f"Langevin was given a {type(params).__name__}, and takes parameters: pass "
+            f"model.named_parameters(), or groups such as hm.groups(model, {{'*.weight': "
+            f"hm.Circle(1.0)}}), for replicas replicas.groups({{}})."
+        )
+
+
 def names(group: Group, i: int) -> list[str]:
     """The names of a group's parameters, as well as they are known."""
     given = group.get("param_names")
     return (
         list(given) if given else [f"group {i}, parameter {k}" for k in range(len(group["params"]))]
     )
-
-
-def names_of(group: Group, i: int, members: list[Tensor]) -> list[str]:
-    """The names of some of a group's parameters, in their order."""
-    if len(members) == len(group["params"]):
-        return names(group, i)
-    chosen = {id(p) for p in members}
-    return [n for p, n in zip(group["params"], names(group, i), strict=True) if id(p) in chosen]
-
-
-def physics(group: Group) -> dict[str, Any]:
-    """The numbers the flows need."""
-    numbers = {k: float(group[k]) for k in ("lr", "momentum", "temperature", "weight_decay")}
-    return {**numbers, "maximize": group["maximize"]}
 
 
 def check_thermostat(group: Group, i: int) -> None:
@@ -64,32 +69,50 @@ def check_thermostat(group: Group, i: int) -> None:
             f"coupling=0.1, say (how fast the friction follows the kinetic temperature)."
         )
     for key in ("coupling", "noise"):
-        value = group[key]
+        value = _number(group, key, i)
         if not (math.isfinite(value) and value >= 0):
             raise SettingError(f"group {i}: {key} is {value}; it must be a finite number >= 0.")
-    friction = group["friction"]
-    if not (isinstance(friction, Tensor) or math.isfinite(friction)):
-        raise SettingError(f"group {i}: friction is {friction}; it must be a finite number.")
-    constraint = group["constraint"]
-    if group["thermostat"] == "tensor" and constraint is not None and constraint.joint:
+    friction, constraint = group["friction"], group["constraint"]
+    if isinstance(friction, str | None) or not math.isfinite(
+        torch.as_tensor(friction).sum().item()
+    ):
+        raise SettingError(f"group {i}: friction is {friction!r}; it must be a finite number.")
+    if group["thermostat"] == "tensor" and linked(constraint):
         raise SettingError(
             f"group {i}: thermostat='tensor' cannot go with {type(constraint).__name__}, which "
             f"links the tensors of the group; use thermostat='group'."
         )
 
 
-def moving(group: Group, i: int) -> list[Tensor]:
-    """The parameters that have a gradient; all of them, if one constraint links them."""
-    params: list[Tensor] = [p for p in group["params"] if p.grad is not None]
-    for p in params:
-        if p.grad is not None and p.grad.layout is not torch.strided:
-            name = names_of(group, i, [p])[0]
+def moving(group: Group, names: list[str]) -> list[int]:
+    """The numbers of the parameters that have a gradient; of all, if one constraint links them."""
+    params = group["params"]
+    found = [k for k, p in enumerate(params) if p.grad is not None]
+    for k in found:
+        if params[k].grad.layout is not torch.strided:
             raise SettingError(
-                f"the gradient of {name!r} is sparse, which Langevin does not support; use dense "
+                f"the gradient of {names[k]!r} is sparse, which Langevin does not support; use dense "
                 f"gradients (nn.Embedding(sparse=False))."
             )
-    constraint = group["constraint"]
-    return group["params"] if params and constraint is not None and constraint.joint else params
+    if found and linked(group["constraint"]):
+        check_linked(group, names)
+        return list(range(len(params)))
+    return found
+
+
+def linked(constraint: Constraint | None) -> bool:
+    """Whether one equation holds over all tensors of a group."""
+    return constraint is not None and constraint.grain == "group"
+
+
+def check_linked(group: Group, names: list[str]) -> None:
+    """What one constraint links moves together, or not at all."""
+    frozen = [n for p, n in zip(group["params"], names, strict=True) if not p.requires_grad]
+    if frozen and len(frozen) < len(names):
+        raise SettingError(
+            f"{frozen[0]!r} has requires_grad=False, and {type(group['constraint']).__name__} would move "
+            f"it together with {next(n for n in names if n not in frozen)!r}; take it out of the group."
+        )
 
 
 # ---------------------------------------------------------------------- checks
@@ -136,43 +159,99 @@ def check_keys(group: Group, i: int, known: Iterable[str]) -> None:
             raise SettingError(f"group {i} has the unknown setting {key!r}; write {similar[0]!r}.")
 
 
+#: Settings that are checked whole when one of them changes.
+_WHOLE = (
+    "scheme",
+    "coupling",
+    "noise",
+    "thermostat",
+    "batch_dims",
+    "maximize",
+    "foreach",
+    "fused",
+    "nonfinite",
+)
+
+
+def signature(group: Group) -> tuple[Any, ...]:
+    """What tells whether a group must be checked whole again."""
+    hot = bool(group["temperature"])
+    return (group["constraint"], hot, bool(group["weight_decay"]), *(group[k] for k in _WHOLE))
+
+
 def check_group(group: Group, i: int) -> None:
-    """Everything that can be wrong with a new group; nothing is changed."""
+    """Everything that can be wrong with a group; nothing is changed."""
     check_values(group, i)
-    where = f"group {i}"
-    check_thermostat(group, i)
-    if group["nonfinite"] not in NONFINITE:
-        raise SettingError(
-            f"{where}: nonfinite is {group['nonfinite']!r}; it must be one of {NONFINITE}."
-        )
-    _check_fused(group["fused"], i)
-    for p, name in zip(group["params"], names(group, i), strict=True):
-        if not p.is_floating_point():
-            raise SettingError(
-                f"{name!r} has dtype {p.dtype}; Langevin moves real floating-point parameters only."
-            )
     constraint = group["constraint"]
-    _check_batch_dims(group, i)
-    if constraint is None:
-        return
-    if not isinstance(constraint, Constraint):
+    if constraint is not None and not isinstance(constraint, Constraint):
         remedy = (
             "write Circle(...), with its radius" if isinstance(constraint, type) else "use None"
         )
         raise SettingError(
-            f"{where}: constraint is {constraint!r}, which is not a Constraint; {remedy}."
+            f"group {i}: constraint is {constraint!r}, which is not a Constraint; {remedy}."
         )
-    with torch.no_grad():
-        constraint.check([p.detach() for p in group["params"]], names(group, i))
+    check_thermostat(group, i)
+    _check_choices(group, i)
+    known = names(group, i)
+    for p, name in zip(group["params"], known, strict=True):
+        if not p.is_floating_point():
+            raise SettingError(
+                f"{name!r} has dtype {p.dtype}; Langevin moves real floating-point parameters only."
+            )
+    _check_batch_dims(group, i)
+    distributed.check_group(group, i, known)
+    if linked(constraint):
+        check_linked(group, known)
 
 
-def _check_fused(fused: object, i: int) -> None:
-    """Whether the compiled kernels can be had; without a compiler the ordinary way serves as well."""
-    if not isinstance(fused, bool | None):
-        raise SettingError(f"group {i}: fused is {fused!r}; it must be True, False or None.")
-    if fused and (why := native.reason()) is not None:
+def check_weights(group: Group, i: int) -> None:
+    """Whether the weights of a group can be put on its manifold; those that are frozen stay as they are."""
+    constraint: Constraint | None = group["constraint"]
+    q, known = trainable(group, i)
+    if constraint is not None and q:
+        with torch.no_grad(), distributed.together(group["params"]):
+            constraint.check(q, known)
+
+
+def trainable(group: Group, i: int) -> tuple[list[Tensor], list[str]]:
+    """The weights that may be moved, of distributed tensors this process's part, and their names."""
+    chosen = [
+        (p, n) for p, n in zip(group["params"], names(group, i), strict=True) if p.requires_grad
+    ]
+    return [distributed.local(p.detach()) for p, _ in chosen], [n for _, n in chosen]
+
+
+def _check_choices(group: Group, i: int) -> None:
+    if group["nonfinite"] not in NONFINITE:
+        raise SettingError(
+            f"group {i}: nonfinite is {group['nonfinite']!r}; it must be one of {NONFINITE}."
+        )
+    for key in ("foreach", "fused"):
+        if not isinstance(group[key], bool | None):
+            raise SettingError(
+                f"group {i}: {key} is {group[key]!r}; it must be True, False or None."
+            )
+    if not isinstance(group["maximize"], bool):
+        raise SettingError(
+            f"group {i}: maximize is {group['maximize']!r}; it must be True or False."
+        )
+    if group["foreach"] and group["fused"]:
+        raise SettingError(
+            f"group {i}: foreach=True and fused=True were both given; give one of them."
+        )
+    if group["fused"] and (why := native.reason()) is not None:
+        raise SettingError(
+            f"group {i}: fused=True asks for the compiled kernels, and there are none: {why}. Leave "
+            f"fused out: the numbers are the same, the steps slower."
+        )
+    constraint = group["constraint"]
+    fixed = isinstance(constraint, Orthogonal) or (
+        isinstance(constraint, Sphere) and not constraint.slack
+    )
+    if fixed and group["weight_decay"]:
         warnings.warn(
-            f"fused=True has no effect: {why}. The numbers are the same, the steps slower.",
+            f"group {i}: weight_decay={float(group['weight_decay']):g} has no effect, because "
+            f"{type(constraint).__name__} fixes the norm of the weights; leave it out.",
             stacklevel=2,
         )
 

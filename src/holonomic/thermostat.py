@@ -7,6 +7,11 @@
 If the gradient carries noise of unknown strength, the friction grows until it takes off as much energy
 as the noise brings in. In equilibrium its mean is (sigma_A^2 + h sigma_G^2) / (2 tau), with sigma_G^2 the
 variance of the gradient noise.
+
+Friction and kinetic energy are an oscillator of frequency sqrt(2 coupling N tau). A step must be short
+against it: h sqrt(2 coupling N tau) <= 1, which is checked at every step. E changes h xi by at most 1 at
+a time and never takes it below -1, so that a burst of energy (a wild gradient, momenta far from
+equilibrium) neither blows the momenta up nor freezes them; `report()` counts how often that was needed.
 """
 
 import math
@@ -19,7 +24,8 @@ from torch import Tensor
 
 from holonomic.constraints import Constraint
 from holonomic.constraints.base import exact_factor
-from holonomic.phase import Phase
+from holonomic.errors import SettingError
+from holonomic.phase import Phase, Tally
 
 SCOPES = ("group", "tensor")
 
@@ -35,12 +41,13 @@ class Thermostat:
     noise: float
     lr: float
     temperature: float
+    tally: Tally
 
     def __post_init__(self) -> None:
         self.h = math.sqrt(self.lr)
 
     def damping(self, fraction: float) -> Tensor:
-        """C: exp(-h xi), a row each."""
+        """C: exp(-h xi), one per row."""
         return torch.exp(-fraction * self.h * self.friction)
 
     def kick(self, fraction: float) -> float:
@@ -48,7 +55,7 @@ class Thermostat:
         return self.noise * math.sqrt(fraction * self.h) / self.h
 
     def exact_kick(self, fraction: float) -> Tensor:
-        """F: sigma_A sqrt((1 - exp(-2 h xi)) / (2 xi)) / h, a row each; also where xi is 0 or below."""
+        """F: sigma_A sqrt((1 - exp(-2 h xi)) / (2 xi)) / h, one per row; also where xi is 0 or below."""
         x = 2 * fraction * self.h * self.friction
         share = torch.where(x.abs() < 1e-8, 1 - x / 2, -torch.expm1(-x) / x)
         return self.kick(fraction) * share.sqrt()
@@ -58,7 +65,13 @@ class Thermostat:
         excess = -self.dof * self.temperature
         for row, energy in zip(self.rows, energies, strict=True):
             excess[row] += self.lr * energy.to(excess.device)
-        self.friction.add_(excess, alpha=fraction * self.h * self.coupling)
+        if not self.lr:
+            return
+        change = excess.mul_(fraction * self.h * self.coupling)
+        limit = 1 / self.h
+        new = (self.friction + change.clamp(-limit, limit)).clamp_(min=-limit)
+        self.tally.limited += int((new != self.friction + change).any())
+        self.friction.copy_(new)
 
     def scale_(self, tensors: Sequence[Tensor], factors: Tensor) -> None:
         """Multiply every tensor by the factor of its row."""
@@ -72,7 +85,7 @@ class Thermostat:
 
 
 def friction_shape(group: dict[str, Any]) -> tuple[int, ...]:
-    """A row a thermostat, and in it an entry for each of a stack of independent systems."""
+    """One row per thermostat, and in it an entry for each of a stack of independent systems."""
     constraint: Constraint | None = group["constraint"]
     batch_dims = int(group["batch_dims"]) if constraint is None else constraint.batch_dims
     rows = 1 if group["thermostat"] == "group" else len(group["params"])
@@ -83,7 +96,7 @@ def thermostat_for(
     group: dict[str, Any], constraint: Constraint, x: Phase, indices: list[int]
 ) -> Thermostat:
     """The thermostat of a group for some of its tensors; its friction is the group's own tensor,
-    made on first use."""
+    made on first use. Raises if the step is too long for it."""
     shape = friction_shape(group)
     friction, device = group["friction"], group["params"][0].device
     if not isinstance(friction, Tensor):
@@ -93,9 +106,23 @@ def thermostat_for(
     systems = math.prod(shape[1:])
     dof = torch.zeros_like(friction)
     for row, q in zip(rows, x.q, strict=True):
-        constraints = 0 if constraint.joint else constraint.constraints([q])
-        dof[row] += (q.numel() - constraints) / systems
-    if constraint.joint:
-        dof[0] -= constraint.constraints(x.q) / systems
+        equations = 0 if constraint.grain == "group" else constraint.codimension([q])
+        dof[row] += (q.numel() - equations) / systems
+    if constraint.grain == "group":
+        dof[0] -= constraint.codimension(x.q) / systems
     values = {key: float(group[key]) for key in ("coupling", "noise", "lr", "temperature")}
-    return Thermostat(friction, rows, dof, **values)
+    _require_short_step(float(dof.max()), **values)
+    return Thermostat(friction, rows, dof, **values, tally=x.tally)
+
+
+def _require_short_step(
+    dof: float, coupling: float, noise: float, lr: float, temperature: float
+) -> None:
+    angle = math.sqrt(2 * lr * coupling * dof * temperature)
+    if angle > 1:
+        raise SettingError(
+            f"the thermostat cannot hold temperature={temperature:g} with coupling={coupling:g}, "
+            f"lr={lr:g} and {dof:g} degrees of freedom: h sqrt(2 coupling N temperature) is "
+            f"{angle:.3g} and must be at most 1; lower the coupling to {coupling / angle**2:.3g}, or lr "
+            f"or the temperature by as much."
+        )

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holonomic.constraints.base import (
+from holonomic.constraints.base import Constraint, Grain, free_step_
+from holonomic.constraints.checks import (
     MARGIN,
-    Constraint,
-    Kernel,
     Radius,
     check_options,
     check_radius,
@@ -34,7 +33,7 @@ class Circle(Constraint):
         A: rotate (theta, xi) by the angle lr v      B: v <- v + xi g / r^2
         O: v <- mu v + sqrt(tau (1 - mu^2) / lr) / r R
 
-    which is the scheme of 4.7.2.4 with one momentum and one random number a weight, and no
+    which is the scheme of 4.7.2.4 with one momentum and one random number per weight, and no
     projection. EM takes the free step in theta and xi, then scales the pair to length r (4.47, but
     with the right quadrant).
 
@@ -46,25 +45,18 @@ class Circle(Constraint):
     init: str = "nearest"
     batch_dims: int = 0
 
-    slack_momentum = False
-
     def __post_init__(self) -> None:
         check_options(self)
         check_radius(self, self.radius)
 
     @property
-    def has_slack(self) -> bool:
-        return True
+    def grain(self) -> Grain:
+        # A tensor of radii cannot be cut with the weights.
+        return "tensor" if isinstance(self.radius, Tensor) else "entry"
 
     @property
-    def separable(self) -> bool:
-        return not isinstance(self.radius, Tensor)
-
-    @property
-    def kernel(self) -> Kernel | None:
-        if isinstance(self.radius, Tensor) or type(self) is not Circle:
-            return None
-        return Kernel(self.radius, angular=True)
+    def lists(self) -> tuple[str, ...]:
+        return ("v", "xi")
 
     def check(self, q: Sequence[Tensor], names: Sequence[str]) -> None:
         for t, name in zip(q, names, strict=True):
@@ -76,17 +68,14 @@ class Circle(Constraint):
                     fits = False
                 if not fits:
                     raise ConstraintError(
-                        f"{type(self).__name__} on {name!r}: radius has shape "
-                        f"{tuple(self.radius.shape)}, which does not broadcast to the weights' {shape}; "
-                        f"give one number, or a tensor of that shape."
+                        f"Circle on {name!r}: radius has shape {tuple(self.radius.shape)}, which does "
+                        f"not broadcast to the weights' {shape}; give one number, or a tensor of that "
+                        f"shape."
                     )
             require_finite(self, t, name)
             if self.init == "error":
                 misfit = (t.abs() / self._r(t) - 1).max().item() if t.numel() else 0.0
                 require_on_manifold(self, name, misfit, t.dtype)
-
-    def constraints(self, q: Sequence[Tensor]) -> int:
-        return 0  # one equation and one slack a weight
 
     def _r(self, t: Tensor) -> float | Tensor:
         r = self.radius
@@ -102,18 +91,38 @@ class Circle(Constraint):
         if self.init == "error":
             return
         for t in q:
-            work = wide(t)
-            r = self._r(work)
-            beyond = work.abs() > r * (1 + tolerance(t.dtype))
-            t.copy_(torch.where(beyond, work.sign() * (r * (1 - MARGIN)), work))
+            t.copy_(_inside(wide(t), self._r(wide(t)), tolerance(t.dtype)))
 
-    def slacks(self, q: Sequence[Tensor]) -> list[Tensor]:
-        rs = self._rs(q)
-        return [((r - t) * (r + t)).clamp_(min=0).sqrt_() for t, r in zip(q, rs, strict=True)]
+    def slacks(self, q: Sequence[Tensor], open: bool = False) -> list[Tensor]:
+        return [_slack(t, r, open) for t, r in zip(q, self._rs(q), strict=True)]
 
-    def unstick_(self, xi: Sequence[Tensor]) -> None:
-        for t in xi:
-            t.copy_(opened(t, self._r(t)))
+    def follow_(self, x: Phase, within: float) -> None:
+        lengths = self._lengths2(x)
+        for i, length2 in enumerate(lengths):
+            r = self._r(length2)
+            relative = length2 / r**2 if isinstance(r, Tensor) else length2
+            scale = 1.0 if isinstance(r, Tensor) else r**2
+            if not relative.numel():
+                continue
+            low, high = (t.item() for t in torch.aminmax(relative))
+            if not (low >= (1 - within) * scale and high <= (1 + within) * scale):
+                self._follow_one(x.single(i), relative, scale, within)
+
+    def _follow_one(self, x: Phase, length2: Tensor, scale: float, within: float) -> None:
+        """Where |(theta, xi)| is not r: xi <- +-sqrt(r^2 - theta^2), opened at the bound."""
+        (q,), (xi,) = x.q, x.xi
+        require_finite(self, q, x.names[0] if x.names else "a weight")
+        r = self._r(q)
+        off = ~((length2 - scale).abs() <= within * scale)
+        kept = _inside(q, r, within)
+        closed = _slack(kept, r)
+        new = opened(closed, r)
+        # An opened slack that has not moved yet is found as it was made: that is no change.
+        moved = (kept != q) | ~((xi.abs() - new).abs() <= within**0.5 * r)
+        x.tally.changed += int((off & moved).any())
+        shrink = torch.where(new == closed, torch.ones_like(q), r / torch.hypot(kept, new))
+        q.copy_(torch.where(off, kept * shrink, q))
+        xi.copy_(torch.where(off, torch.copysign(new, xi) * shrink, xi))
 
     # ------------------------------------------------------------------ moving
     def kick_(self, x: Phase, g: Sequence[Tensor], c: float) -> None:
@@ -124,16 +133,13 @@ class Circle(Constraint):
             torch._foreach_addcmul_(x.v, x.xi, list(g), value=c / self.radius**2)
 
     def thermalize_(
-        self, x: Phase, mu: float, sigma: float, R: list[Tensor], S: list[Tensor]
+        self, x: Phase, mu: float, sigma: float, R: Sequence[Tensor], S: Sequence[Tensor]
     ) -> None:
-        torch._foreach_mul_(x.v, mu)
-        if not R:
-            return
         if isinstance(self.radius, Tensor):
-            torch._foreach_div_(R, self._rs(R))
-            torch._foreach_add_(x.v, R, alpha=sigma)
+            R = list(torch._foreach_div(list(R), self._rs(R))) if R else []
+            super().thermalize_(x, mu, sigma, R, [])
         else:
-            torch._foreach_add_(x.v, R, alpha=sigma / self.radius)
+            super().thermalize_(x, mu, sigma / self.radius, R, [])
 
     def drift_(self, x: Phase, h: float) -> None:
         cos = torch._foreach_mul(x.v, h)
@@ -144,28 +150,59 @@ class Circle(Constraint):
         torch._foreach_addcmul_(x.q, sin, x.xi, value=-1)
         torch._foreach_mul_(x.xi, cos)
         torch._foreach_add_(x.xi, sin_theta)
-        self.retract_(x, [])  # a rotation keeps the length; this stops rounding from piling up
-
-    def retract_(self, x: Phase, origin: list[Tensor]) -> None:
-        """(theta, xi) <- r (theta, xi) / |(theta, xi)|."""
-        scale = torch._foreach_mul(x.q, x.q)
-        torch._foreach_addcmul_(scale, x.xi, x.xi)
-        torch._foreach_clamp_min_(scale, torch.finfo(torch.float32).tiny)
-        torch._foreach_sqrt_(scale)
+        # A rotation keeps the length. One Newton step for 1/sqrt stops rounding from piling up.
+        scale = self._lengths2(x)
         if isinstance(self.radius, Tensor):
-            torch._foreach_div_(scale, self._rs(scale))
+            torch._foreach_div_(scale, [-2 * r**2 for r in self._rs(scale)])
         else:
-            torch._foreach_mul_(scale, 1 / self.radius)
-        torch._foreach_div_(x.q, scale)
-        torch._foreach_div_(x.xi, scale)
+            torch._foreach_mul_(scale, -0.5 / self.radius**2)
+        torch._foreach_add_(scale, 1.5)
+        self._scale_(x, scale)
 
-    # ------------------------------------------------------------------ measuring
-    def adopt_(self, x: Phase) -> None:
+    def displace_(
+        self,
+        x: Phase,
+        f: Sequence[Tensor],
+        h: float,
+        sigma: float,
+        R: Sequence[Tensor],
+        S: Sequence[Tensor],
+    ) -> None:
+        free_step_(x, f, h, sigma, R, S)
+        lengths = self._lengths2(x)
+        torch._foreach_clamp_min_(lengths, torch.finfo(torch.float32).tiny)
+        self._scale_(x, [r / t.sqrt_() for t, r in zip(lengths, self._rs(lengths), strict=True)])
+
+    @staticmethod
+    def _lengths2(x: Phase) -> list[Tensor]:
+        """theta^2 + xi^2."""
+        lengths = list(torch._foreach_mul(x.q, x.q))
+        torch._foreach_addcmul_(lengths, x.xi, x.xi)
+        return lengths
+
+    @staticmethod
+    def _scale_(x: Phase, scale: list[Tensor]) -> None:
+        torch._foreach_mul_(x.q, scale)
+        torch._foreach_mul_(x.xi, scale)
+
+    # ------------------------------------------------------------------ projecting, measuring
+    def tangent_(self, x: Phase) -> None:
         for v, xi in zip(x.v, x.xi, strict=True):
             v.mul_(xi / self._r(v) ** 2)
 
     def residual(self, x: Phase) -> float:
-        return largest([q * q + xi * xi - self._r(q) ** 2 for q, xi in zip(x.q, x.xi, strict=True)])
+        pairs = zip(self._lengths2(x), self._rs(x.q), strict=True)
+        return largest([length2 - r**2 for length2, r in pairs])
 
     def energies(self, x: Phase, batch_dims: int) -> list[Tensor]:
         return [squares(v * self._r(v), batch_dims) for v in x.v]
+
+
+def _inside(q: Tensor, r: float | Tensor, within: float) -> Tensor:
+    """Weights beyond the bound put a margin inside it."""
+    return torch.where(q.abs() > r * (1 + within), q.sign() * (r * (1 - MARGIN)), q)
+
+
+def _slack(q: Tensor, r: float | Tensor, open: bool = False) -> Tensor:
+    xi = ((r - q) * (r + q)).clamp_(min=0).sqrt_()
+    return opened(xi, r) if open else xi

@@ -1,16 +1,14 @@
-"""Row-wise ||w_i|| <= r_i (a slack a row) or ||w_i|| = r_i (no slack): points on spheres (4.3)."""
+"""Row-wise ||w_i|| <= r_i (one slack per row) or ||w_i|| = r_i (no slack): points on spheres (4.3)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from holonomic.constraints.base import (
+from holonomic.constraints.base import Constraint, Grain, free_step_
+from holonomic.constraints.checks import (
     MARGIN,
-    Constraint,
-    Kernel,
     Radius,
     check_options,
     check_radius,
@@ -31,13 +29,13 @@ class Sphere(Constraint):
 
     A row is what one index of ``dim`` selects: with the default 0, all weights into one output of a
     linear or convolutional layer. ``dim=None`` takes the whole tensor as one vector. ``radius`` is a
-    number or a vector with one entry a row. Geodesics are great circles, in closed form: with
+    number or a vector with one entry per row. Geodesics are great circles, in closed form: with
     s = |v| over the row and its slack, a = lr s / r,
 
         A: q <- cos(a) q - lr sinc(a) v,   v <- cos(a) v + lr (s/r)^2 sinc(a) q
 
-    B and O add to v and then take off its radial part; EM scales the row back to its length.
-    ``slack=False`` is explicit weight normalization.
+    for the tangent part v of the momentum, which B and O leave with a radial part. EM scales the row
+    back to its length. ``slack=False`` is explicit weight normalization.
 
     ``init="nearest"`` scales rows to the radius (with slack: only rows beyond it, and to r/256
     less); ``"error"`` raises if a row does not fit.
@@ -49,34 +47,23 @@ class Sphere(Constraint):
     init: str = "nearest"
     batch_dims: int = 0
 
-    drift_settles: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         check_options(self)
         check_radius(self, self.radius)
         if isinstance(self.radius, Tensor) and self.radius.dim() > 1:
             raise SettingError(
                 f"Sphere: radius has shape {tuple(self.radius.shape)}; give one number, or a vector "
-                f"with one entry a row."
+                f"with one entry per row."
             )
 
     @property
-    def has_slack(self) -> bool:
-        return self.slack
-
-    @property
-    def separable(self) -> bool:
+    def grain(self) -> Grain:
         rows_first = self.batch_dims > 0 or self.dim == 0
-        return rows_first and not isinstance(self.radius, Tensor)
+        return "row" if rows_first and not isinstance(self.radius, Tensor) else "tensor"
 
     @property
-    def kernel(self) -> Kernel | None:
-        if isinstance(self.radius, Tensor) or self.dim not in (0, None) or type(self) is not Sphere:
-            return None
-        return Kernel(self.radius, rows=lambda t: self._systems(t) * self._rows(t))
-
-    def _systems(self, t: Tensor) -> int:
-        return t.shape[: self.batch_dims].numel()
+    def lists(self) -> tuple[str, ...]:
+        return ("v", "xi", "eta") if self.slack else ("v",)
 
     def check(self, q: Sequence[Tensor], names: Sequence[str]) -> None:
         for t, name in zip(q, names, strict=True):
@@ -100,15 +87,22 @@ class Sphere(Constraint):
             require_finite(self, t, name)
             norms = self._norm(wide(t))
             relative = norms / self._r(norms)
+            if not relative.numel():
+                continue
             if self.init == "error":
                 off = relative - 1
                 misfit = (off if self.slack else off.abs()).max().item()
                 require_on_manifold(self, name, misfit, t.dtype)
-            elif not self.slack and bool((relative == 0).any()):
-                raise ConstraintError(
-                    f"Sphere(slack=False) on {name!r}: a row is zero and has no direction to be "
-                    f"scaled in; initialize the weights first."
-                )
+            elif not self.slack:
+                self._require_direction(norms, name)
+
+    def _require_direction(self, norms: Tensor, name: str) -> None:
+        zero = (norms == 0).flatten().nonzero()
+        if len(zero):
+            raise ConstraintError(
+                f"Sphere(slack=False) on {name!r}: row {int(zero[0])} is zero and has no direction to "
+                f"be scaled in; give it other values first, or use slack=True, which allows zero."
+            )
 
     def _dims(self, t: Tensor) -> tuple[int, ...]:
         """The dimensions that one row runs over."""
@@ -141,44 +135,116 @@ class Sphere(Constraint):
     def _norm(self, t: Tensor) -> Tensor:
         return torch.linalg.vector_norm(t, dim=self._dims(t), keepdim=True)
 
-    def constraints(self, q: Sequence[Tensor]) -> int:
+    def codimension(self, q: Sequence[Tensor]) -> int:
         if self.slack:
             return 0  # as many slacks as equations
-        return sum(self._systems(t) * self._rows(t) for t in q)
+        return sum(t.shape[: self.batch_dims].numel() * self._rows(t) for t in q)
 
     # ------------------------------------------------------------------ placing
     def place_(
         self, q: Sequence[Tensor], names: Sequence[str], generator: torch.Generator | None = None
     ) -> None:
-        if self.init == "error":
-            return
-        for t in q:
-            work = wide(t)
-            norms = self._norm(work)
-            if self.slack:
-                r = self._r(norms)
-                beyond = norms > r * (1 + tolerance(t.dtype))
-                scale = torch.where(beyond, r * (1 - MARGIN) / norms, 1.0)
-            else:
-                scale = self._r(norms) / norms
-                scale = torch.where((scale - 1).abs() <= tolerance(t.dtype), 1.0, scale)
-            t.copy_(torch.where(scale == 1, work, work * scale))
+        if self.init != "error":
+            for t in q:
+                work = wide(t)
+                t.copy_(self._nearest(work, self._norm(work), tolerance(t.dtype)))
 
-    def slacks(self, q: Sequence[Tensor]) -> list[Tensor]:
+    def _nearest(self, q: Tensor, norms: Tensor, within: float) -> Tensor:
+        r = self._r(norms)
+        if self.slack:
+            scale = torch.where(norms > r * (1 + within), r * (1 - MARGIN) / norms, 1.0)
+        else:
+            scale = r / norms
+            scale = torch.where((scale - 1).abs() <= within, 1.0, scale)
+        return torch.where(scale == 1, q, q * scale)
+
+    def slacks(self, q: Sequence[Tensor], open: bool = False) -> list[Tensor]:
+        return [self._slack(self._norm(t), open) for t in q] if self.slack else []
+
+    def _slack(self, norms: Tensor, open: bool = False) -> Tensor:
+        r = self._r(norms)
+        xi = ((r - norms) * (r + norms)).clamp_(min=0).sqrt_()
+        return opened(xi, r) if open else xi
+
+    def follow_(self, x: Phase, within: float) -> None:
+        for i, length2 in enumerate(self._lengths2(x)):
+            r2 = self._r(length2) ** 2
+            fits = (length2 - r2).abs() <= within * r2
+            if not bool(fits.all()):
+                self._follow_one(x.single(i), ~fits, within)
+
+    def _follow_one(self, x: Phase, off: Tensor, within: float) -> None:
+        """Rows whose length, with their slack, is not r."""
+        q, name = x.q[0], x.names[0] if x.names else "a weight"
+        require_finite(self, q, name)
+        norms = self._norm(q)
         if not self.slack:
-            return []
-        return [
-            ((self._r(n) - n) * (self._r(n) + n)).clamp_(min=0).sqrt_()
-            for n in (self._norm(t) for t in q)
-        ]
-
-    def unstick_(self, xi: Sequence[Tensor]) -> None:
-        for t in xi:
-            t.copy_(opened(t, self._r(t)))
+            self._require_direction(norms, name)
+            q.copy_(torch.where(off, self._nearest(q, norms, within), q))
+            x.tally.changed += 1
+            return
+        xi, r = x.xi[0], self._r(norms)
+        kept = self._nearest(q, norms, within)
+        norms = self._norm(kept)
+        closed = self._slack(norms)
+        new = opened(closed, r)
+        # An opened slack that has not moved yet is found as it was made: that is no change.
+        moved = (norms < self._norm(q)) | ~((xi.abs() - new).abs() <= within**0.5 * r)
+        x.tally.changed += int((off & moved).any())
+        shrink = torch.where(new == closed, torch.ones_like(norms), r / torch.hypot(norms, new))
+        q.copy_(torch.where(off, kept * shrink, q))
+        xi.copy_(torch.where(off, torch.copysign(new, xi) * shrink, xi))
 
     # ------------------------------------------------------------------ moving
+    def drift_(self, x: Phase, h: float) -> None:
+        """The formula above with v = w - a q, the tangent part of the momentum w that is given."""
+        for i, (q, w) in enumerate(zip(x.q, x.v, strict=True)):
+            speed2, a = self._norm(w).square_(), self._sum(q * w)
+            if x.xi:
+                xi, eta = x.xi[i], x.eta[i]
+                speed2.addcmul_(eta, eta)
+                a.addcmul_(xi, eta)
+            r2 = self._r(a) ** 2
+            a /= r2
+            speed2 = (speed2 - a.square() * r2).clamp_(min=0)
+            angle = h * (speed2 / r2).sqrt_()
+            cos, turn = angle.cos(), h * torch.sinc(angle / torch.pi)
+            from_q, to_w = cos + turn * a, turn * speed2 / r2 - cos * a
+            for position, momentum in ((q, w), (x.xi[i], x.eta[i])) if x.xi else ((q, w),):
+                old = position * to_w
+                position.mul_(from_q).addcmul_(momentum, turn, value=-1)
+                momentum.mul_(cos).add_(old)
+        self._scale_(x)
 
-    def settle_(self, x: Phase) -> None:
+    def displace_(
+        self,
+        x: Phase,
+        f: Sequence[Tensor],
+        h: float,
+        sigma: float,
+        R: Sequence[Tensor],
+        S: Sequence[Tensor],
+    ) -> None:
+        free_step_(x, f, h, sigma, R, S)
+        self._scale_(x)
+
+    def _scale_(self, x: Phase) -> None:
+        """Scale every row, with its slack, to length r."""
+        for i, length2 in enumerate(self._lengths2(x)):
+            scale = length2.clamp_(min=torch.finfo(torch.float32).tiny).rsqrt_() * self._r(length2)
+            x.q[i].mul_(scale)
+            if x.xi:
+                x.xi[i].mul_(scale)
+
+    def _lengths2(self, x: Phase) -> list[Tensor]:
+        """|q|^2 + xi^2 of every row."""
+        lengths = [self._norm(q).square_() for q in x.q]
+        for length2, xi in zip(lengths, x.xi, strict=False):  # without slack there is no xi
+            length2.addcmul_(xi, xi)
+        return lengths
+
+    # ------------------------------------------------------------------ projecting, measuring
+    def project_(self, x: Phase) -> None:
         for i, (q, v) in enumerate(zip(x.q, x.v, strict=True)):
             radial = self._sum(q * v)
             if x.xi:
@@ -188,40 +254,6 @@ class Sphere(Constraint):
             if x.xi:
                 x.eta[i].addcmul_(x.xi[i], radial, value=-1)
 
-    def drift_(self, x: Phase, h: float) -> None:
-        """The formula above with v = w - a q, the tangent part of the momentum w that is given, on the
-        sphere through q: its length is r to rounding, to which it is scaled back at the end."""
-        for i, (q, w) in enumerate(zip(x.q, x.v, strict=True)):
-            length2, speed2 = self._norm(q).square_(), self._norm(w).square_()
-            a = self._sum(q * w)
-            if x.xi:
-                xi, eta = x.xi[i], x.eta[i]
-                length2.addcmul_(xi, xi)
-                speed2.addcmul_(eta, eta)
-                a.addcmul_(xi, eta)
-            a /= length2
-            speed2 = (speed2 - a.square() * length2).clamp_(min=0)
-            angle = h * (speed2 / length2).sqrt_()
-            cos, turn = angle.cos(), h * torch.sinc(angle / torch.pi)
-            from_q, to_w = cos + turn * a, turn * speed2 / length2 - cos * a
-            for position, momentum in ((q, w), (x.xi[i], x.eta[i])) if x.xi else ((q, w),):
-                old = position * to_w
-                position.mul_(from_q).addcmul_(momentum, turn, value=-1)
-                momentum.mul_(cos).add_(old)
-        self.retract_(x, [])
-
-    def retract_(self, x: Phase, origin: list[Tensor]) -> None:
-        """Scale every row, with its slack, to length r."""
-        for i, q in enumerate(x.q):
-            length2 = self._norm(q).square_()
-            if x.xi:
-                length2.addcmul_(x.xi[i], x.xi[i])
-            scale = length2.clamp_(min=torch.finfo(torch.float32).tiny).rsqrt_() * self._r(length2)
-            q.mul_(scale)
-            if x.xi:
-                x.xi[i].mul_(scale)
-
-    # ------------------------------------------------------------------ measuring
     def residual(self, x: Phase) -> float:
         return largest([g - self._r(g) ** 2 for g in self._products(x.q, x.q, x.xi, x.xi)])
 

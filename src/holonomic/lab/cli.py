@@ -61,25 +61,17 @@ def run(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
     device: Annotated[str | None, typer.Option(help="Where to train: cpu, cuda, ...")] = None,
-    native: Annotated[
-        bool | None,
-        typer.Option(
-            help="Use the compiled kernels: faster, with other noise [default: if they can be built]."
-        ),
-    ] = None,
     out: Out = None,
     workers: Workers = None,
     force: Annotated[bool, typer.Option(help="Replace results of another configuration.")] = False,
 ) -> None:
     """Run an experiment, or go on with one that was stopped; ends with a table and a report."""
-    from holonomic.lab.runner import adjusted, with_kernels
+    from holonomic.lab.runner import adjusted
 
     e = adjusted(
         experiment(name), runs=runs, epochs=epochs, draws=data_draws, seed=seed, device=device
     )
-    out = out or Path("runs") / e.id
-    e = with_kernels(e, out) if native is None else adjusted(e, native=native)
-    _run(e, out, force, workers)
+    _run(e, out or Path("runs") / e.id, force, workers)
 
 
 @app.command()
@@ -107,10 +99,7 @@ def demo(out: Out = None, workers: Workers = None) -> None:
         claims=tuple(c for c in e.claims if not c.metric.startswith("curvature")),
         title="noise and magnitude constraints on the two-turn spiral, at a tenth of the epochs",
     )
-    from holonomic.lab.runner import with_kernels
-
-    out = out or Path("runs") / "demo"
-    _run(with_kernels(small, out), out, True, workers)
+    _run(small, out or Path("runs") / "demo", True, workers)
 
 
 def _run(e: Experiment, out: Path, force: bool, workers: int | None) -> None:
@@ -144,7 +133,7 @@ def _report(e: Experiment, out: Path) -> None:
     summary = json.loads(path.read_text())
     config = summary["config"]
     sizes = {k: config[k] for k in ("runs", "epochs", "draws", "seed")}
-    e = adjusted(e, **sizes, native=config.get("native", False))
+    e = adjusted(e, **sizes)
     page = write_report(e, summary, out, screen.warn)
     remarks = out / "remarks.md"
     text = markdown(e, summary, remarks.read_text() if remarks.exists() else "")

@@ -97,8 +97,7 @@ class Experiment:
     """Everything that defines a run. ``runs`` replicas share one draw of the data, and ``draws`` more
     have a draw of their own each; all arms see the same draws, initializations and data orders.
 
-    ``native`` takes steps and noise from the compiled kernels, whose noise is another. ``starts`` is
-    the number of different initializations, if it is not one a replica. Weights are
+    ``starts`` is the number of different initializations, if it is not one per replica. Weights are
     counted after the epochs of ``snapshots``, and at the end. ``panels`` (title, arms) divide the
     pictures of curves, whose axis counts steps if ``in_steps``; ``axes`` are the two settings, across
     and up, over which the arms form a map."""
@@ -121,14 +120,14 @@ class Experiment:
     notes: str = ""
     starts: int = field(default=0, metadata=QUIET)
     snapshots: tuple[int, ...] = field(default=(), metadata=QUIET)
-    native: bool = field(default=False, metadata=QUIET)
     panels: tuple[tuple[str, tuple[str, ...]], ...] = ()
     in_steps: bool = False
     axes: tuple[str, str] | None = None
     chapter: int = 4
 
     def config(self) -> dict[str, Any]:
-        """What decides the numbers: two runs with equal config give equal results."""
+        """What decides the numbers: two runs with equal config give equal results (on another machine,
+        or without compiled kernels, up to rounding and what training makes of it)."""
         return {k: v for k, v in described(self).items() if k not in _SHOWN}
 
 

@@ -25,7 +25,6 @@ from holonomic.lab.screen import Screen
 from holonomic.lab.statistics import DERIVED, as_plain, judge, summarize
 from holonomic.lab.train import Trained, build, draws
 from holonomic.lab.workers import DONE, default_workers, run_arms
-from holonomic.native import reason as no_kernels
 from holonomic.replicas import Replicas
 
 FIGURES = (
@@ -44,11 +43,9 @@ def adjusted(
     draws: int | None = None,
     seed: int | None = None,
     device: str | None = None,
-    native: bool | None = None,
 ) -> Experiment:
     """The experiment with other sizes; impossible ones raise."""
     given = {"runs": runs, "epochs": epochs, "draws": draws, "seed": seed, "device": device}
-    given["native"] = native
     changes: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
     for key, least in (("runs", 1), ("epochs", 1), ("draws", 0)):
         if key in changes and changes[key] < least:
@@ -60,16 +57,6 @@ def adjusted(
             reason = str(error).splitlines()[0]
             raise SettingError(f"device {device!r} cannot be used here: {reason}") from None
     return replace(e, **changes)
-
-
-def with_kernels(e: Experiment, out: Path) -> Experiment:
-    """The experiment with the compiled kernels, if they are there; but a folder that was begun with or
-    without them goes on as it began."""
-    try:
-        begun = json.loads((out / "config.json").read_text())
-        return replace(e, native=bool(begun.get("native", False)))
-    except (OSError, ValueError, AttributeError):
-        return replace(e, native=no_kernels() is None and e.device == "cpu")
 
 
 def run(
@@ -120,7 +107,10 @@ def claim_folder(e: Experiment, out: Path, force: bool) -> None:
     config = json.loads(json.dumps(e.config()))
     path = out / "config.json"
     if path.exists():
-        if json.loads(path.read_text()) == config:
+        held = json.loads(path.read_text())
+        if isinstance(held, dict):
+            held.pop("native", None)  # a setting of version 0.1
+        if held == config:
             return
         if not force:
             raise SettingError(

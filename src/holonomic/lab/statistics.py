@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from holonomic.lab.experiment import Claim, Experiment
 from holonomic.lab.measures import LESS_IS_BETTER
@@ -35,7 +35,7 @@ def summarize(values: ArrayLike) -> Summary:
         return Summary(nan, nan, nan, nan, nan, 0, lost)
     spread = float(finite.std(ddof=1)) if len(finite) > 1 else 0.0
     error = spread / np.sqrt(len(finite))
-    half = float(student.ppf(0.975, len(finite) - 1)) * error if len(finite) > 1 else np.inf
+    half = float(stdtrit(len(finite) - 1, 0.975)) * error if len(finite) > 1 else np.inf
     low, high = finite.mean() - half, finite.mean() + half
     return Summary(
         float(finite.mean()),

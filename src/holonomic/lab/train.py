@@ -20,6 +20,7 @@ from holonomic.lab.files import load_checkpoint, save_checkpoint
 from holonomic.lab.measures import evaluate, histograms
 from holonomic.lab.models import mlp
 from holonomic.langevin import Langevin
+from holonomic.native import reason as no_kernels
 from holonomic.replicas import Penalty, Replicas
 
 #: Seconds between two checkpoints of a running arm.
@@ -107,15 +108,16 @@ def build(e: Experiment, arm: Arm) -> tuple[Replicas, Optimizer]:
                 nn.init.normal_(p, std=arm.gaussian)
         return net
 
-    compile_ = e.native and e.epochs * e.data.steps >= WORTH_COMPILING
+    long = e.epochs * e.data.steps >= WORTH_COMPILING
+    compile_ = long and e.device == "cpu" and no_kernels() is None  # there is a compiler, then
     replicas = Replicas(make, e.runs + e.draws, e.seed, device=e.device, compile=compile_)
     if e.starts:
         start = [i % e.starts for i in range(replicas.n)]
         replicas.load_state_dict({k: t[start] for k, t in replicas.state_dict().items()})
-    return replicas, optimizer_of(arm.at(0), replicas, e.native)
+    return replicas, optimizer_of(arm.at(0), replicas)
 
 
-def optimizer_of(arm: Arm, replicas: Replicas, native: bool) -> Optimizer:
+def optimizer_of(arm: Arm, replicas: Replicas) -> Optimizer:
     """The optimizer of an arm. A replica that diverges must not stop the others (``nonfinite``); it
     shows as NaN."""
     if arm.method == "adam":  # goes element by element, so replicas stay independent
@@ -125,9 +127,8 @@ def optimizer_of(arm: Arm, replicas: Replicas, native: bool) -> Optimizer:
             replicas,
             lr=arm.lr,
             constraints=arm.rules(),
-            generator=replicas.noise(native=native),
+            generator=replicas.noise(),
             nonfinite="allow",
-            fused=native,
             **arm.settings,
         )
     return Langevin(
@@ -137,9 +138,8 @@ def optimizer_of(arm: Arm, replicas: Replicas, native: bool) -> Optimizer:
         temperature=arm.temperature,
         weight_decay=arm.weight_decay,
         scheme=arm.scheme,
-        generator=replicas.noise(native=native) if arm.temperature else None,
+        generator=replicas.noise() if arm.temperature else None,
         nonfinite="allow",
-        fused=native,
     )
 
 
@@ -203,7 +203,7 @@ def train(
         warn(message)
     if saved is not None:
         replicas.load_state_dict(saved["replicas"])
-        optimizer = optimizer_of(arm.at(saved["epoch"]), replicas, e.native)
+        optimizer = optimizer_of(arm.at(saved["epoch"]), replicas)
         optimizer.load_state_dict(saved["optimizer"])
         order.load_state_dict(saved["order"])
         curves, done, seconds = saved["curves"], saved["epoch"], saved["seconds"]
@@ -233,7 +233,7 @@ def train(
             optimizer.step()
         done += 1
         if arm.at(done) is not arm.at(done - 1):
-            optimizer = optimizer_of(arm.at(done), replicas, e.native)
+            optimizer = optimizer_of(arm.at(done), replicas)
         if done in snapshots:
             weights[done] = histograms(replicas, e.runs)
         if done in points:

@@ -1,6 +1,9 @@
 """The compiled kernels: built once with the compiler of the machine, kept in the user's cache.
 
 They are never needed. Where there is no compiler, `library()` says why and everything goes on in torch.
+Three environment variables are read: ``HOLONOMIC_NATIVE=0`` does without kernels, ``CXX`` names the
+compiler, and ``HOLONOMIC_CXXFLAGS`` has flags for it that come after the usual ones, such as
+``-march=x86-64-v3``.
 """
 
 import ctypes
@@ -8,6 +11,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -44,14 +48,14 @@ def _library() -> ctypes.CDLL | str:
     if os.environ.get("HOLONOMIC_NATIVE") == "0":
         return "HOLONOMIC_NATIVE=0 is set"
     try:
-        compiler = _compiler()
-        parts = (_SOURCE.read_text(), " ".join(_FLAGS), compiler, _machine())
+        compiler, flags = _compiler(), _flags()
+        parts = (_SOURCE.read_text(), *flags, compiler, _machine())
         name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
         path = _folder() / f"{name}.so"
         try:
             found = ctypes.CDLL(str(path))
         except OSError:  # not there, or of a machine that had another OpenMP library
-            _compile(compiler, path)
+            _compile([compiler, *flags], path)
             found = ctypes.CDLL(str(path))
         return _declared(found)
     except (Unavailable, OSError, RuntimeError, ValueError) as error:  # no home directory, say
@@ -65,6 +69,10 @@ def _compiler() -> str:
             return found
     wanted = f"CXX={named}" if named else ", ".join(_COMPILERS)
     raise Unavailable(f"no C++ compiler was found ({wanted})")
+
+
+def _flags() -> list[str]:
+    return [*_FLAGS, *shlex.split(os.environ.get("HOLONOMIC_CXXFLAGS", ""))]
 
 
 def _machine() -> str:
@@ -81,7 +89,7 @@ def _folder() -> Path:
     return Path(base) / "holonomic" / "native"
 
 
-def _compile(compiler: str, path: Path) -> None:
+def _compile(compiler: list[str], path: Path) -> None:
     """Write the library whole or not at all: other processes may be doing the same. It must load, too: a
     compiler may leave out the OpenMP library in silence."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +97,7 @@ def _compile(compiler: str, path: Path) -> None:
     os.close(handle)
     try:
         for threads in _THREADS:
-            command = [compiler, *_FLAGS, *threads, "-shared", "-fPIC", str(_SOURCE)]
+            command = [*compiler, *threads, "-shared", "-fPIC", str(_SOURCE)]
             done = subprocess.run(
                 [*command, "-o", temporary],
                 capture_output=True,
@@ -107,9 +115,9 @@ def _compile(compiler: str, path: Path) -> None:
                 else:
                     os.replace(temporary, path)
                     return
-        raise Unavailable(f"{compiler} could not compile the kernels: {said.splitlines()[0]}")
+        raise Unavailable(f"{compiler[0]} could not compile the kernels: {said.splitlines()[0]}")
     except subprocess.TimeoutExpired:
-        raise Unavailable(f"{compiler} took more than two minutes for the kernels") from None
+        raise Unavailable(f"{compiler[0]} took more than two minutes for the kernels") from None
     finally:
         Path(temporary).unlink(missing_ok=True)
 
@@ -125,29 +133,11 @@ class Word(ctypes.Structure):
         ("letters", ctypes.c_char * LETTERS),
         ("x", ctypes.c_float * LETTERS),
         ("y", ctypes.c_float * LETTERS),
+        ("noisy", ctypes.c_uint8 * LETTERS),
         ("radius", ctypes.c_float),
         ("sign", ctypes.c_float),
         ("decay", ctypes.c_float),
-    )
-
-
-class Stored(ctypes.Structure):
-    """As in ``kernels.cpp``: addresses of the noise of every letter, and how far its rows lie apart."""
-
-    _fields_ = (
-        ("R", ctypes.c_void_p * LETTERS),
-        ("S", ctypes.c_void_p * LETTERS),
-        ("stride", ctypes.c_int64),
-    )
-
-
-class Stream(ctypes.Structure):
-    """As in ``kernels.cpp``: places of the noise of every letter in a stream a row."""
-
-    _fields_ = (
-        ("keys", ctypes.c_void_p),
-        ("R", ctypes.c_int64 * LETTERS),
-        ("S", ctypes.c_int64 * LETTERS),
+        ("within", ctypes.c_float),
     )
 
 
@@ -155,23 +145,28 @@ class Leap(ctypes.Structure):
     """As in ``kernels.cpp``: a step of orthogonal matrices."""
 
     _fields_ = (
-        *((name, ctypes.c_float) for name in ("h", "a", "b", "c", "enough", "rounding")),
-        *((name, ctypes.c_int32) for name in ("iterations", "settle")),
+        *(
+            (name, ctypes.c_float)
+            for name in ("h", "a", "b", "c", "enough", "rounding", "per", "large")
+        ),
+        ("iterations", ctypes.c_int32),
     )
 
 
 def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
     """Say what the functions take, so that a wrong call raises instead of crashing."""
-    pointer, i64, i32, f32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+    pointer, i64, i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+    u64, u32, f32, f64 = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_float, ctypes.c_double
     for name, result, arguments in (
-        ("step", None, [pointer, i64, i64, *[pointer] * 6, i32]),
-        ("sphere_step", None, [pointer, i64, i64, *[pointer] * 6, i32]),
-        ("normal", None, [i64, i64, pointer, ctypes.c_uint64, pointer, i32]),
-        ("steps", None, [pointer, i64, pointer, i32]),
+        ("step", i64, [pointer, i64, pointer, u64, pointer, i32]),
+        ("sphere_step", i64, [pointer, i64, pointer, u64, pointer, i32]),
+        ("normal", None, [i64, i64, pointer, pointer, i64, u64, u32, i32]),
+        ("words", None, [pointer, pointer, u32, u64, u32]),
         ("finite", i32, [i64, pointer, i32]),
+        ("orthogonal_near", i32, [i64, i64, i64, pointer, pointer, f64, f64, i32]),
         ("orthogonal_kick", None, [i64, *[pointer] * 5, i32]),
-        ("orthogonal_begin", None, [i64, i64, f32, *[pointer] * 4, i32]),
-        ("orthogonal_update", i64, [i64, i64, f32, f32, *[pointer] * 6, i32]),
+        ("orthogonal_begin", None, [i64, i64, *[pointer] * 4, i32]),
+        ("orthogonal_update", i64, [i64, i64, *[pointer] * 7, i32]),
         ("orthogonal_leap", None, [pointer, i64, i64, i64, *[pointer] * 4, i32]),
         ("orthogonal_move", None, [i64, f32, *[pointer] * 3, i32]),
     ):

@@ -8,12 +8,13 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <utility>
 #include <vector>
 
 #ifdef __SSE2__
-#include <xmmintrin.h>
+#include <immintrin.h>
 #endif
 
 namespace {
@@ -39,41 +40,36 @@ int team(int64_t numbers, int32_t threads) {
     return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(threads, numbers / PER_THREAD)));
 }
 
+constexpr int64_t LINE = 16;  // numbers in a line of the cache
 constexpr int LETTERS = 16;
 
 // The same in build.py.
-struct Word {  // letter k has the numbers x[k], and y[k] for its noise
+struct Word {  // letter k has the numbers x[k], and y[k] for its noise, if it has any
     int32_t count;
     char letters[LETTERS];
     float x[LETTERS], y[LETTERS];
+    uint8_t noisy[LETTERS];
     float radius, sign, decay;  // the force is sign * g + decay * q at the start of the step
+    float within;               // relative: weights that fit their manifold less well are left alone
 };
 
-struct Job {  // a tensor to move: on circles if it has slack xi
-    int64_t n;
-    float *q, *v, *xi;
+struct Job {  // a tensor to move: rows of n weights; xi, eta: their slack and its momentum, or null
+    int64_t streams, rows, n;
+    float *q, *v, *xi, *eta;
     const float* g;
+    const int64_t* keys;  // two words for each stream of noise, or null
 };
 
-struct Leap {  // a step of orthogonal matrices
-    float h, a, b, c;          // of the drift, and of the kick v <- a v + b g + c q before it
-    float enough, rounding;    // where the iteration ends
-    int32_t iterations, settle;
+struct Leap {  // a step of orthogonal matrices, Q^T Q = I / per
+    float h, a, b, c;        // of the drift, and of the kick v <- a v + b g + c q before it
+    float enough, rounding;  // where the iteration ends
+    float per, large;        // and the square of the norm from which M counts as large
+    int32_t iterations;
 };
 
 struct Span {
     int64_t n;
     const float* x;
-};
-
-struct Stored {  // noise of letter k for weights and slack; null: none
-    const float *R[LETTERS], *S[LETTERS];
-    int64_t stride;  // from row to row
-};
-
-struct Stream {  // the same as numbers of a stream a row; the place is negative: none
-    const uint64_t* keys;
-    int64_t R[LETTERS], S[LETTERS];
 };
 
 // ------------------------------------------------------------------ elementary functions
@@ -90,6 +86,8 @@ inline uint32_t as_bits(float value) {
     std::memcpy(&bits, &value, sizeof bits);
     return bits;
 }
+
+inline uint32_t magnitude(float x) { return as_bits(x) & 0x7fffffffu; }  // ordered as |x|, and NaN on top
 
 // sin and cos of |t| <= pi/4 (polynomials of the Cephes library).
 inline void sincos_octant(float t, float& s, float& c) {
@@ -157,6 +155,16 @@ inline void to_circle(float& q, float& xi, float r) {
     xi *= scale;
 }
 
+// Whether the pairs of a block are on their circles: if not, somebody has changed the weights.
+bool on_circles(const Block& b, float r, float within) {
+    const float *__restrict q = b.q, *__restrict xi = b.xi;
+    const float per = 1.0f / (r * r);
+    uint32_t top = 0;  // integers are ordered as the numbers, and NaN on top
+#pragma omp simd reduction(max : top)
+    for (int64_t i = 0; i < b.n; ++i) top = std::max(top, magnitude((q[i] * q[i] + xi[i] * xi[i]) * per - 1.0f));
+    return top <= as_bits(within);
+}
+
 float largest(const float* __restrict v, int64_t n) {
     float top = 0.0f;
 #pragma omp simd reduction(max : top)
@@ -178,32 +186,25 @@ inline void fetch_next(const Block& b, int64_t from) {
 }
 
 // The pairs (q, xi) by the angles h v. Steps of training turn by less than an octant, almost always. A rotation
-// keeps the length but for rounding, so one of Newton's steps from 1/r puts it right; pairs that were not on
-// their circles before (somebody has changed the weights) keep their direction, and are put there after.
+// keeps the length but for rounding, so one of Newton's steps from 1/r puts it right.
 template <void (*SINCOS)(float, float&, float&)>
 void rotate(const Block& b, float h, float r) {
     float *__restrict q = b.q, *__restrict xi = b.xi;
     const float* __restrict v = b.v;
-    const float per = 1.0f / (r * r);
-    float top = 0.0f;
+    const float per = 0.5f / (r * r);
     for (int64_t from = 0; from < b.n; from += CHUNK) {
         const int64_t to = std::min(from + CHUNK, b.n);
         fetch_next(b, from);
-#pragma omp simd reduction(max : top)
+#pragma omp simd
         for (int64_t i = from; i < to; ++i) {
             float s, c;
             SINCOS(h * v[i], s, c);
             const float new_q = c * q[i] - s * xi[i], new_xi = c * xi[i] + s * q[i];
-            const float excess = (new_q * new_q + new_xi * new_xi) * per - 1.0f;
-            const float scale = std::max(1.0f - 0.5f * excess, 0.125f);
-            top = std::fabs(excess) > top ? std::fabs(excess) : top;
+            const float scale = 1.5f - (new_q * new_q + new_xi * new_xi) * per;
             q[i] = new_q * scale;
             xi[i] = new_xi * scale;
         }
     }
-    if (top < 1e-4f) return;
-    for (int64_t i = 0; i < b.n; ++i)  // those that are right keep their bits
-        if (!(std::fabs((q[i] * q[i] + xi[i] * xi[i]) * per - 1.0f) < 1e-6f)) to_circle(q[i], xi[i], r);
 }
 
 template <bool CIRCLE>
@@ -266,32 +267,61 @@ struct Row {
     int64_t n;
 };
 
-void scale_row(const Row& row, float r) {
+// Sums over a row, in pieces: single precision would lose digits in long ones.
+template <class Body>
+inline double over_row(int64_t n, Body body) {
+    constexpr int64_t PIECE = 2048;
+    double total = 0.0;
+    for (int64_t from = 0; from < n; from += PIECE) total += body(from, std::min(from + PIECE, n));
+    return total;
+}
+
+// |q|^2 + xi^2.
+double length2_of(const Row& row) {
+    const float* __restrict q = row.q;
+    const double slack = row.xi ? *row.xi : 0.0;
+    return slack * slack + over_row(row.n, [q](int64_t from, int64_t to) {
+               float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+               for (int64_t i = from; i < to; ++i) sum += q[i] * q[i];
+               return sum;
+           });
+}
+
+// A row of this length, with its slack, scaled to length r.
+void scale_row(const Row& row, double length2, float r) {
     float* __restrict q = row.q;
-    float length2 = row.xi ? *row.xi * *row.xi : 0.0f;
-#pragma omp simd reduction(+ : length2)
-    for (int64_t i = 0; i < row.n; ++i) length2 += q[i] * q[i];
-    const float scale = r / std::sqrt(std::max(length2, 1.17549435e-38f));
+    const float scale = static_cast<float>(r / std::sqrt(std::max(length2, 1.17549435e-38)));
     for (int64_t i = 0; i < row.n; ++i) q[i] *= scale;
     if (row.xi) *row.xi *= scale;
+}
+
+// Whether a row is on its sphere: if not, somebody has changed the weights.
+bool on_sphere(const Row& row, double r, double within) {
+    return std::fabs(length2_of(row) / (r * r) - 1.0) <= within;
 }
 
 // A great circle along the tangent part w - a q of the momentum w.
 void turn_row(const Row& row, float h, float r) {
     float *__restrict q = row.q, *__restrict w = row.v;
-    float length2 = 0.0f, speed2 = 0.0f, dot = 0.0f;
+    const double length2 = static_cast<double>(r) * r;
+    double speed2 = 0.0, dot = 0.0;
     if (row.xi) {
-        length2 = *row.xi * *row.xi;
-        speed2 = *row.eta * *row.eta;
-        dot = *row.xi * *row.eta;
+        const double xi = *row.xi, eta = *row.eta;
+        speed2 = eta * eta;
+        dot = xi * eta;
     }
-#pragma omp simd reduction(+ : length2, speed2, dot)
-    for (int64_t i = 0; i < row.n; ++i) {
-        length2 += q[i] * q[i];
-        speed2 += w[i] * w[i];
-        dot += q[i] * w[i];
-    }
-    const double a = static_cast<double>(dot) / length2;
+    speed2 += over_row(row.n, [q, w, &dot](int64_t from, int64_t to) {
+        float square = 0.0f, product = 0.0f;
+#pragma omp simd reduction(+ : square, product)
+        for (int64_t i = from; i < to; ++i) {
+            square += w[i] * w[i];
+            product += q[i] * w[i];
+        }
+        dot += product;
+        return square;
+    });
+    const double a = dot / length2;
     const double tangent2 = std::max(0.0, speed2 - a * a * length2);
     const double angle = h * std::sqrt(tangent2 / length2);
     const double cosine = std::cos(angle);
@@ -299,17 +329,33 @@ void turn_row(const Row& row, float h, float r) {
     const float keep_q = static_cast<float>(cosine + turn * a), from_w = static_cast<float>(turn);
     const float keep_w = static_cast<float>(cosine);
     const float from_q = static_cast<float>(turn * tangent2 / length2 - cosine * a);
-    for (int64_t i = 0; i < row.n; ++i) {
-        const float old_q = q[i], old_w = w[i];
-        q[i] = keep_q * old_q - from_w * old_w;
-        w[i] = keep_w * old_w + from_q * old_q;
-    }
+    double new_length2 = over_row(row.n, [=](int64_t from, int64_t to) {
+        float square = 0.0f;
+#pragma omp simd reduction(+ : square)
+        for (int64_t i = from; i < to; ++i) {
+            const float old_q = q[i], old_w = w[i];
+            const float new_q = keep_q * old_q - from_w * old_w;
+            q[i] = new_q;
+            w[i] = keep_w * old_w + from_q * old_q;
+            square += new_q * new_q;
+        }
+        return square;
+    });
     if (row.xi) {
         const float old_q = *row.xi, old_w = *row.eta;
         *row.xi = keep_q * old_q - from_w * old_w;
         *row.eta = keep_w * old_w + from_q * old_q;
+        new_length2 += static_cast<double>(*row.xi) * *row.xi;
     }
-    scale_row(row, r);
+    scale_row(row, new_length2, r);
+}
+
+// O and B next to each other, in whatever order: v <- a v + b g + y R.
+void stir_row(const Row& row, float a, float b, float y) {
+    float* __restrict v = row.v;
+    const float *__restrict g = row.g, *__restrict R = row.R;
+    for (int64_t i = 0; i < row.n; ++i) v[i] = R ? a * v[i] + b * g[i] + y * R[i] : a * v[i] + b * g[i];
+    if (row.eta) *row.eta = a * *row.eta + (row.S ? y * *row.S : 0.0f);
 }
 
 void letter(char name, const Row& row, float x, float y, float r) {
@@ -330,7 +376,7 @@ void letter(char name, const Row& row, float x, float y, float r) {
         default:  // EM
             for (int64_t i = 0; i < n; ++i) q[i] += R ? y * R[i] - x * g[i] : -x * g[i];
             if (row.xi && row.S) *row.xi += y * *row.S;
-            scale_row(row, r);
+            scale_row(row, length2_of(row), r);
     }
 }
 
@@ -388,7 +434,64 @@ inline float largest_column(float* sums, int64_t strips, int64_t s) {
 
 enum : uint8_t { GOING = 0, DONE = 1, LARGE = 2, LOST = 3 };  // the state of the iteration of a matrix
 
-inline uint32_t magnitude(float x) { return as_bits(x) & 0x7fffffffu; }  // ordered as |x|, and NaN on top
+// The start of the iteration in the strip of a matrix from row i: from C = Q^T B, M = (C + C^T) / 2 - I and
+// D = C - M/2. To `squares`, one for every column, those of K + M are added, where K = I - C.
+inline void begin_strip(int64_t s, int64_t i, const float* C, float* M, float* D, float* squares) {
+    over_strip(C, s, i, [=](int64_t row, int64_t column, int64_t n, const float* __restrict other) {
+        const int64_t here = row * s + column;
+        const float* __restrict c = C + here;
+        float *__restrict m = M + here, *__restrict d = D + here, *__restrict square = squares + column;
+#pragma omp simd
+        for (int64_t b = 0; b < n; ++b) {
+            m[b] = 0.5f * (c[b] + other[b]);
+            d[b] = c[b] - 0.5f * m[b];
+            const float e = m[b] - c[b];  // on the diagonal, too: both are less by 1
+            square[b] += e * e;
+        }
+        if (column <= row && row < column + n) {
+            m[row - column] -= 1.0f;
+            d[row - column] += 0.5f;
+        }
+    });
+}
+
+struct Found {
+    uint32_t top = 0;   // the largest |F|, as an integer
+    float size = 0.0f;  // |M|^2
+};
+
+// One update of the iteration in a strip, from the residual F = G - T - T^T: M += F/2, D -= F/4. To `squares` those
+// of F are added.
+inline Found update_strip(int64_t s, int64_t i, const float* G, const float* T, float* M, float* D, float* squares) {
+    alignas(64) uint32_t highest[TILE] = {};
+    alignas(64) float sizes[TILE] = {};
+    over_strip(T, s, i, [=, &highest, &sizes](int64_t row, int64_t column, int64_t n, const float* __restrict other) {
+        const int64_t here = row * s + column;
+        const float *__restrict g = G + here, *__restrict t = T + here;
+        float *__restrict m = M + here, *__restrict d = D + here, *__restrict square = squares + column;
+#pragma omp simd
+        for (int64_t b = 0; b < n; ++b) {
+            const float f = g[b] - t[b] - other[b];
+            m[b] += 0.5f * f;
+            d[b] -= 0.25f * f;
+            square[b] += f * f;
+            highest[b] = std::max(highest[b], magnitude(f));
+            sizes[b] += m[b] * m[b];
+        }
+    });
+    return {*std::max_element(highest, highest + TILE), std::accumulate(sizes, sizes + TILE, 0.0f)};
+}
+
+// The state of a matrix after an update. It is done (its M may be large) when max |F| <= enough, or when the next
+// residual is sure to be within `rounding`: it is ((K + M)^T F + F (K + M)) / 2 + F^2 / 4, so no entry exceeds
+// x y + y^2 / 4 for the largest norms x and y of columns of K + M and of F. It is lost when F is far beyond that.
+inline uint8_t judge(const Leap& leap, const Found& found, float y, float& x) {
+    const bool within = x * y + 0.25f * y * y <= leap.rounding;
+    x += 0.5f * y;
+    if (found.top >= as_bits(1e3f)) return LOST;
+    if (found.top > as_bits(leap.enough) && !within) return GOING;
+    return found.size < leap.large ? DONE : LARGE;
+}
 
 // ------------------------------------------------------------------ small matrices: a whole step in the cache
 #if defined(__AVX512F__)
@@ -425,11 +528,12 @@ inline void multiply_block(int64_t inner, int64_t columns, const float* a, int64
             *reinterpret_cast<Lanes*>(c + m * columns + n * LANES) = sums[m][n];
 }
 
-// C = A B; rows is a multiple of ROWS, columns of LANES.
+// C = A B; rows is a multiple of ROWS, columns of LANES. Of a symmetric C only what is above the diagonal is sure to be
+// there.
 void multiply(int64_t rows, int64_t inner, int64_t columns, const float* A, int64_t by_row, int64_t by_column,
-              const float* B, float* C) {
+              const float* B, float* C, bool symmetric = false) {
     for (int64_t j = 0; j < columns; j += 2 * LANES)
-        for (int64_t i = 0; i < rows; i += ROWS) {
+        for (int64_t i = 0; i < (symmetric ? std::min(rows, j + 2 * LANES) : rows); i += ROWS) {
             const float* a = A + i * by_row;
             float* c = C + i * columns + j;
             if (columns - j >= 2 * LANES)
@@ -464,51 +568,118 @@ void transpose(const float* A, int64_t rows, int64_t columns, int64_t from, floa
         for (int64_t j = 0; j < columns; ++j) out[j * to + i] = A[i * from + j];
 }
 
-inline uint32_t roll(uint32_t x, int by) { return (x << by) | (x >> (32 - by)); }
+// C = B^T B; columns is a multiple of LANES.
+void multiply_with_itself(int64_t inner, int64_t columns, const float* B, float* C) {
+    multiply(columns, inner, columns, B, 1, columns, B, C, true);
+    for (int64_t j = 0, below = 2 * LANES; below < columns; j = below, below += 2 * LANES)
+        transpose(C + j * columns + below, 2 * LANES, columns - below, columns, C + below * columns + j, columns);
+}
 
-// Threefry-2x32 with 20 rounds (Salmon et al. 2011): a bijection of (x0, x1) for every key.
-inline void threefry(uint32_t& x0, uint32_t& x1, uint32_t k0, uint32_t k1) {
-    const uint32_t key[3] = {k0, k1, k0 ^ k1 ^ 0x1BD11BDAu};
-    constexpr int by[8] = {13, 15, 26, 6, 17, 29, 16, 24};
-    x0 += k0;
-    x1 += k1;
-#pragma GCC unroll 20
-    for (int i = 0; i < 20; ++i) {
-        x0 += x1;
-        x1 = roll(x1, by[i % 8]) ^ x0;
-        if (i % 4 == 3) {
-            const int j = i / 4 + 1;
-            x0 += key[j % 3];
-            x1 += key[(j + 1) % 3] + static_cast<uint32_t>(j);
+// ------------------------------------------------------------------ normal numbers (see philox.py)
+constexpr int64_t TILE64 = 64, WIDTH = 16;
+
+// Words of 32 bits in the lower halves of 64: a product needs nothing but them, so whatever the upper halves hold
+// does not matter, and nothing has to be shuffled.
+#if defined(__AVX512F__)
+constexpr int64_t HALVES = 8;
+#elif defined(__AVX2__)
+constexpr int64_t HALVES = 4;
+#else
+constexpr int64_t HALVES = 2;
+#endif
+typedef uint64_t Halves __attribute__((vector_size(8 * HALVES)));
+
+inline Halves everywhere(uint64_t value) { return Halves{} + value; }
+
+inline Halves product(Halves a, Halves b) {  // of the lower halves
+#if defined(__AVX512F__)
+    return (Halves)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (Halves)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+    return (Halves)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#else
+    return (a & 0xffffffffu) * (b & 0xffffffffu);
+#endif
+}
+
+constexpr int ROUNDS = 10;
+
+struct Philox {  // Philox4x32-10 with one key
+    Halves keys[ROUNDS][2];
+
+    Philox(uint32_t k0, uint32_t k1) {
+        for (auto& key : keys) {
+            key[0] = everywhere(k0);
+            key[1] = everywhere(k1);
+            k0 += 0x9E3779B9u;
+            k1 += 0xBB67AE85u;
+        }
+    }
+
+    void operator()(Halves (&x)[4]) const {
+        const Halves m0 = everywhere(0xD2511F53u), m1 = everywhere(0xCD9E8D57u);
+#pragma GCC unroll 10
+        for (const auto& key : keys) {
+            const Halves high = product(x[0], m0), low = product(x[2], m1);
+            x[0] = (low >> 32) ^ x[1] ^ key[0];
+            x[1] = low;
+            x[2] = (high >> 32) ^ x[3] ^ key[1];
+            x[3] = high;
+        }
+    }
+};
+
+// The words that come out of the counters first ... first + WIDTH - 1. Those of even and of odd counters are made
+// side by side, so that they only have to be laid into each other.
+inline void words_of(const Philox& philox, uint32_t first, uint64_t step, uint32_t slot, uint32_t (&out)[4][WIDTH]) {
+    Halves evens;
+    for (int64_t i = 0; i < HALVES; ++i) evens[i] = static_cast<uint64_t>(2 * i);
+    for (int64_t from = 0; from < WIDTH; from += 2 * HALVES) {
+        const Halves rest[3] = {everywhere(slot), everywhere(step), everywhere(step >> 32)};
+        const Halves here = evens + (static_cast<uint64_t>(first) + static_cast<uint64_t>(from));
+        Halves even[4] = {here, rest[0], rest[1], rest[2]};
+        Halves odd[4] = {here + 1u, rest[0], rest[1], rest[2]};
+        philox(even);
+        philox(odd);
+        for (int word = 0; word < 4; ++word) {
+            const Halves both = (even[word] & 0xffffffffu) | (odd[word] << 32);
+            std::memcpy(&out[word][from], &both, sizeof both);
         }
     }
 }
 
-void fill_pairs(int64_t count, float* __restrict out, uint64_t from, uint32_t k0, uint32_t k1) {
-    for (int64_t i = 0; i < count; ++i) {
-        const uint64_t place = from + static_cast<uint64_t>(i);
-        uint32_t x0 = static_cast<uint32_t>(place), x1 = static_cast<uint32_t>(place >> 32);
-        threefry(x0, x1, k0, k1);
-        const float u = static_cast<float>(static_cast<int32_t>(x0 >> 8)) * 0x1p-24f + 0x1p-25f;
-        const float radius = std::sqrt(-2.0f * log_unit(u));
-        // 24 bits for the angle within its octant, three others for which octant it is.
-        const float t = (static_cast<float>(static_cast<int32_t>(x1) >> 8) + 0.5f) * (0.785398163f * 0x1p-23f);
-        float s, c;
-        sincos_octant(t, s, c);
-        out[2 * i] = radius * as_float(as_bits(x1 & 1u ? s : c) ^ ((x1 & 2u) << 30));
-        out[2 * i + 1] = radius * as_float(as_bits(x1 & 1u ? c : s) ^ ((x1 & 4u) << 29));
+// The tiles from, from + 1, ...: Box and Muller's method for the two pairs that come out of every counter.
+void fill_tiles(int64_t tiles, float* __restrict out, uint64_t from, uint64_t step, uint32_t slot, uint32_t k0,
+                uint32_t k1) {
+    const Philox philox(k0, k1);
+    for (int64_t tile = 0; tile < tiles; ++tile, out += TILE64) {
+        alignas(64) uint32_t x[4][WIDTH];
+        words_of(philox, static_cast<uint32_t>((from + static_cast<uint64_t>(tile)) * WIDTH), step, slot, x);
+        for (int64_t pair = 0; pair < 4; pair += 2) {
+#pragma omp simd
+            for (int64_t i = 0; i < WIDTH; ++i) {
+                const uint32_t a = x[pair][i], b = x[pair + 1][i];
+                const float u = static_cast<float>(static_cast<int32_t>(a >> 8)) * 0x1p-24f + 0x1p-25f;
+                const float radius = std::sqrt(-2.0f * log_unit(u));
+                // 24 bits for the angle within its octant, three others for which octant it is.
+                const float t =
+                    (static_cast<float>(static_cast<int32_t>(b) >> 8) + 0.5f) * (0.785398163f * 0x1p-23f);
+                float s, c;
+                sincos_octant(t, s, c);
+                out[pair * WIDTH + i] = radius * as_float(as_bits(b & 1u ? s : c) ^ ((b & 2u) << 30));
+                out[(pair + 1) * WIDTH + i] = radius * as_float(as_bits(b & 1u ? c : s) ^ ((b & 4u) << 29));
+            }
+        }
     }
 }
 
-// The numbers from..., in blocks of their own: for R or S of one letter.
-const float* noise_of(const float* stored, int64_t stride, const Stream* stream, int64_t place, int64_t row,
-                      int64_t start, int64_t size, float* room) {
-    if (stored) return stored + row * stride + start;
-    if (!stream || place < 0) return nullptr;
-    const uint64_t key = stream->keys[row];
-    fill_pairs((size + 1) / 2, room, static_cast<uint64_t>(place + start) / 2,
-               static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32));
-    return room;
+// Elements start ... start + size - 1 of a stream; room for 2 * TILE64 more than that.
+const float* normals(int64_t size, float* room, const int64_t* key, int64_t start, uint64_t step, uint32_t slot) {
+    const int64_t first = start / TILE64, last = (start + size + TILE64 - 1) / TILE64;
+    fill_tiles(last - first, room, static_cast<uint64_t>(first), step, slot, static_cast<uint32_t>(key[0]),
+               static_cast<uint32_t>(key[1]));
+    return room + start % TILE64;
 }
 
 const float* force_of(const Word& w, const float* g, const float* q, int64_t n, float* room) {
@@ -521,67 +692,116 @@ const float* force_of(const Word& w, const float* g, const float* q, int64_t n, 
 
 extern "C" {
 
-// Apply a word to rows of n weights each, on circles (if they have slack xi) or in flat space. The noise
-// is stored, or drawn from a stream, or there is none. No number depends on how many threads there are.
-void holonomic_step(const Word* word, int64_t rows, int64_t n, float* q, float* v, float* xi,
-                    const float* g, const Stored* stored, const Stream* stream, int32_t threads) {
+// Apply a word to the tensors of some jobs, on circles (if they have slack xi) or in flat space. A tensor is cut into
+// blocks, which no number depends on, nor on how many threads there are. A block whose weights are not on their
+// circles is left alone; state says which are done, and the number of the others is returned.
+int64_t holonomic_step(const Word* word, int64_t count, const Job* jobs, uint64_t step, uint8_t* state,
+                       int32_t threads) {
     const Word& w = *word;
-    const int64_t blocks = (n + BLOCK - 1) / BLOCK, stride = stored ? stored->stride : 0;
-#pragma omp parallel num_threads(team(rows * n, threads))
+    std::vector<int64_t> ends;  // of the blocks of every job
+    int64_t blocks = 0, numbers = 0;
+    for (const Job* j = jobs; j < jobs + count; ++j) {
+        blocks += j->rows * ((j->n + BLOCK - 1) / BLOCK);
+        numbers += j->rows * j->n;
+        ends.push_back(blocks);
+    }
+    int64_t left = 0;
+#pragma omp parallel num_threads(team(numbers, threads)) reduction(+ : left)
     {
         const FlushTiny flush;
-        alignas(64) float force[BLOCK], R[2 * BLOCK], S[2 * BLOCK];
+        alignas(64) float force[BLOCK], R[BLOCK + 2 * TILE64], S[BLOCK + 2 * TILE64];
+        size_t job = 0;
 #pragma omp for schedule(static)
-        for (int64_t block = 0; block < rows * blocks; ++block) {
-            const int64_t row = block / blocks, start = block % blocks * BLOCK;
-            const int64_t size = std::min(BLOCK, n - start), at = row * n + start;
-            const float* f = force_of(w, g + at, q + at, size, force);
+        for (int64_t block = 0; block < blocks; ++block) {
+            if (state[block]) continue;
+            while (block >= ends[job]) ++job;
+            const Job& j = jobs[job];
+            const int64_t per_row = (j.n + BLOCK - 1) / BLOCK, here = block - (job ? ends[job - 1] : 0);
+            const int64_t row = here / per_row, start = here % per_row * BLOCK;
+            const int64_t size = std::min(BLOCK, j.n - start), at = row * j.n + start;
+            Block b{j.q + at, j.v ? j.v + at : nullptr, j.xi ? j.xi + at : nullptr, nullptr, nullptr, nullptr, size};
+            if (j.xi && !on_circles(b, w.radius, w.within)) {
+                ++left;
+                continue;
+            }
+            b.g = force_of(w, j.g + at, b.q, size, force);
             for (int32_t k = 0; k < w.count; ++k) {
-                const float* r = noise_of(stored ? stored->R[k] : nullptr, stride, stream,
-                                          stream ? stream->R[k] : -1, row, start, size, R);
-                const float* s = noise_of(stored ? stored->S[k] : nullptr, stride, stream,
-                                          stream ? stream->S[k] : -1, row, start, size, S);
-                const Block b{q + at, v ? v + at : nullptr, xi ? xi + at : nullptr, f, r, s, size};
-                if (xi)
+                const bool noisy = w.noisy[k];
+                const int64_t* key = j.keys + 2 * row;
+                const uint32_t slot = 2 * static_cast<uint32_t>(k);
+                b.R = noisy ? normals(size, R, key, start, step, slot) : nullptr;
+                b.S = noisy && j.xi && w.letters[k] == 'E' ? normals(size, S, key, start, step, slot + 1) : nullptr;
+                if (j.xi)
                     letter<true>(w.letters[k], b, w.x[k], w.y[k], w.radius);
                 else
                     letter<false>(w.letters[k], b, w.x[k], w.y[k], w.radius);
             }
+            state[block] = 1;
         }
     }
+    return left;
 }
 
-// The same without noise for many tensors.
-void holonomic_steps(const Word* word, int64_t count, const Job* jobs, int32_t threads) {
-    for (const Job* j = jobs; j < jobs + count; ++j)
-        holonomic_step(word, 1, j->n, j->q, j->v, j->xi, j->g, nullptr, nullptr, threads);
-}
-
-// The same for rows on spheres; xi, eta (null: no slack) and S have an entry a row.
-void holonomic_sphere_step(const Word* word, int64_t rows, int64_t n, float* q, float* v, float* xi,
-                           float* eta, const float* g, const Stored* stored, int32_t threads) {
+// The same for rows on spheres; xi, eta (null: no slack) have one entry per row, and so has state.
+int64_t holonomic_sphere_step(const Word* word, int64_t count, const Job* jobs, uint64_t step, uint8_t* state,
+                              int32_t threads) {
     const Word& w = *word;
-#pragma omp parallel num_threads(team(rows * n, threads))
-    {
-        const FlushTiny flush;
-        std::vector<float> force(static_cast<size_t>(n));
+    int64_t left = 0;
+    for (const Job* job = jobs; job < jobs + count; ++job) {
+        const Job& j = *job;
+        // Rows that take their noise from one stretch of a stream.
+        const int64_t of_stream = j.streams ? j.rows / j.streams : 1;
+        const int64_t chunk = std::max<int64_t>(1, std::min(of_stream, 4 * BLOCK / std::max<int64_t>(j.n, 1)));
+        const int64_t per_stream = (of_stream + chunk - 1) / chunk;
+        const int64_t for_R = chunk * j.n + 2 * TILE64, for_S = j.xi ? chunk + 2 * TILE64 : 0;
+        const int64_t noisy = w.count - std::count(w.noisy, w.noisy + w.count, 0);
+#pragma omp parallel num_threads(team(j.rows * j.n, threads)) reduction(+ : left)
+        {
+            const FlushTiny flush;
+            const std::unique_ptr<float[]> room(new float[static_cast<size_t>(j.n + noisy * (for_R + for_S))]);
+            float *const force = room.get(), *const noise = force + j.n;
+            const float *r[LETTERS] = {}, *s[LETTERS] = {};
 #pragma omp for schedule(static)
-        for (int64_t row = 0; row < rows; ++row) {
-            const int64_t at = row * n;
-            const float* f = force_of(w, g + at, q + at, n, force.data());
-            for (int32_t k = 0; k < w.count; ++k) {
-                const Row here{q + at,
-                               v ? v + at : nullptr,
-                               xi ? xi + row : nullptr,
-                               eta ? eta + row : nullptr,
-                               f,
-                               stored && stored->R[k] ? stored->R[k] + at : nullptr,
-                               stored && stored->S[k] ? stored->S[k] + row : nullptr,
-                               n};
-                letter(w.letters[k], here, w.x[k], w.y[k], w.radius);
+            for (int64_t part = 0; part < j.streams * per_stream; ++part) {
+                const int64_t stream = part / per_stream, from = part % per_stream * chunk;
+                const int64_t rows = std::min(chunk, of_stream - from);
+                float* next = noise;
+                for (int32_t k = 0; k < w.count; ++k) {
+                    if (!w.noisy[k]) continue;
+                    const int64_t* key = j.keys + 2 * stream;
+                    const uint32_t slot = 2 * static_cast<uint32_t>(k);
+                    r[k] = normals(rows * j.n, std::exchange(next, next + for_R), key, from * j.n, step, slot);
+                    if (j.xi) s[k] = normals(rows, std::exchange(next, next + for_S), key, from, step, slot + 1);
+                }
+                for (int64_t i = 0; i < rows; ++i) {
+                    const int64_t row = stream * of_stream + from + i, at = row * j.n;
+                    if (state[row]) continue;
+                    Row here{j.q + at, j.v ? j.v + at : nullptr, j.xi ? j.xi + row : nullptr,
+                             j.eta ? j.eta + row : nullptr, nullptr, nullptr, nullptr, j.n};
+                    if (!on_sphere(here, w.radius, w.within)) {
+                        ++left;
+                        continue;
+                    }
+                    here.g = force_of(w, j.g + at, here.q, j.n, force);
+                    for (int32_t k = 0; k < w.count; ++k) {
+                        const char name = w.letters[k], next = k + 1 < w.count ? w.letters[k + 1] : '\0';
+                        const bool together = (name == 'O' && next == 'B') || (name == 'B' && next == 'O');
+                        const int32_t o = together && next == 'O' ? k + 1 : k;  // the one with noise
+                        here.R = r[o] ? r[o] + i * j.n : nullptr;
+                        here.S = s[o] ? s[o] + i : nullptr;
+                        if (together)
+                            stir_row(here, w.x[o], o == k ? w.x[k + 1] : w.x[k] * w.x[o], w.y[o]);
+                        else
+                            letter(name, here, w.x[k], w.y[k], w.radius);
+                        k += together;
+                    }
+                    state[row] = 1;
+                }
             }
         }
+        state += j.rows;
     }
+    return left;
 }
 
 // Whether all numbers of some tensors are finite.
@@ -595,6 +815,40 @@ int32_t holonomic_finite(int64_t count, const Span* spans, int32_t threads) {
         if (top >= 0x7f800000u) return 0;
     }
     return 1;
+}
+
+// Whether |Q z|^2 (of a matrix that is not tall |z Q|^2) is `expected` to a relative `within`, for all of some matrices: if not,
+// somebody has changed the weights.
+int32_t holonomic_orthogonal_near(int64_t count, int64_t rows, int64_t columns, const float* const* q,
+                                  const float* z, double expected, double within, int32_t threads) {
+    int32_t off = 0;
+#pragma omp parallel for schedule(static) reduction(+ : off) num_threads(team(count * rows * columns, threads))
+    for (int64_t k = 0; k < count; ++k) {
+        const float* __restrict Q = q[k];
+        double size = 0.0;
+        if (rows > columns) {  // a square one either way
+            for (int64_t i = 0; i < rows; ++i) {
+                float y = 0.0f;
+#pragma omp simd reduction(+ : y)
+                for (int64_t j = 0; j < columns; ++j) y += Q[i * columns + j] * z[j];
+                size += static_cast<double>(y) * y;
+            }
+        } else {
+            for (int64_t from = 0; from < columns; from += BLOCK) {
+                alignas(64) float y[BLOCK] = {};
+                const int64_t n = std::min(BLOCK, columns - from);
+                for (int64_t i = 0; i < rows; ++i) {
+                    const float* __restrict row = Q + i * columns + from;
+                    const float factor = z[i];
+#pragma omp simd
+                    for (int64_t j = 0; j < n; ++j) y[j] += factor * row[j];
+                }
+                for (int64_t j = 0; j < n; ++j) size += static_cast<double>(y[j]) * y[j];
+            }
+        }
+        off += !(std::fabs(size / expected - 1.0) <= within);
+    }
+    return off == 0;
 }
 
 // The kick v <- a v + b g + c q (g may be null) and B = q - h v, for n numbers.
@@ -612,86 +866,43 @@ void holonomic_orthogonal_kick(int64_t n, const Leap* leap, const float* q, floa
     }
 }
 
-// The start of the iteration for `count` matrices s x s: from C = Q^T W, M = -h/2 (C + C^T) and
-// D = I - h C - M/2; and of every matrix the largest norm of a column of K + M, where K = h C.
-void holonomic_orthogonal_begin(int64_t count, int64_t s, float h, const float* C, float* M, float* D,
-                                float* norms, int32_t threads) {
+// The start of the iteration for `count` matrices s x s; and of every matrix the largest norm of a column of K + M.
+void holonomic_orthogonal_begin(int64_t count, int64_t s, const float* C, float* M, float* D, float* norms,
+                                int32_t threads) {
     const int64_t tiles = (s + TILE - 1) / TILE;
     std::vector<float> squares(static_cast<size_t>(count * tiles * s));
 #pragma omp parallel for schedule(static) num_threads(team(count * s * s, threads))
     for (int64_t strip = 0; strip < count * tiles; ++strip) {
         const int64_t at = strip / tiles * s * s;
-        float* columns = squares.data() + strip * s;
-        over_strip(C + at, s, strip % tiles * TILE,
-                   [=](int64_t row, int64_t column, int64_t n, const float* __restrict other) {
-                       const int64_t here = at + row * s + column;
-                       const float* __restrict c = C + here;
-                       float *__restrict m = M + here, *__restrict d = D + here;
-                       float* __restrict square = columns + column;
-#pragma omp simd
-                       for (int64_t b = 0; b < n; ++b) {
-                           m[b] = -0.5f * h * (c[b] + other[b]);
-                           d[b] = -h * c[b] - 0.5f * m[b];
-                           const float e = h * c[b] + m[b];
-                           square[b] += e * e;
-                       }
-                       if (column <= row && row < column + n) d[row - column] += 1.0f;
-                   });
+        begin_strip(s, strip % tiles * TILE, C + at, M + at, D + at, squares.data() + strip * s);
     }
     for (int64_t k = 0; k < count; ++k)
         norms[k] = std::sqrt(largest_column(squares.data() + k * tiles * s, tiles, s));
 }
 
-// One update of the iteration, from the residual F = G - T - T^T: M += F/2, D -= F/4. A matrix is done (its M
-// may be larger than 1) when max |F| <= enough, or when the next residual is sure to be within `rounding`: it
-// is ((K + M)^T F + F (K + M)) / 2 + F^2 / 4, so no entry exceeds x y + y^2 / 4 for the largest norms x and y
-// of columns of K + M and of F. It is lost when F is far beyond that: then it changes no more. Returns how
-// many matrices are to go on.
-int64_t holonomic_orthogonal_update(int64_t count, int64_t s, float enough, float rounding, const float* G,
-                                    const float* T, float* M, float* D, float* norms, uint8_t* state,
-                                    int32_t threads) {
+// One update of the iteration for those that are to go on; returns how many are to go on after it.
+int64_t holonomic_orthogonal_update(int64_t count, int64_t s, const Leap* leap, const float* G, const float* T,
+                                    float* M, float* D, float* norms, uint8_t* state, int32_t threads) {
     const int64_t tiles = (s + TILE - 1) / TILE;
     std::vector<float> squares(static_cast<size_t>(count * tiles * s));
-    std::vector<uint32_t> tops(static_cast<size_t>(count * tiles));  // the largest |F|
-    std::vector<float> sizes(tops.size());                           // |M|^2
+    std::vector<Found> found(static_cast<size_t>(count * tiles));
 #pragma omp parallel for schedule(static) num_threads(team(count * s * s, threads))
     for (int64_t strip = 0; strip < count * tiles; ++strip) {
         if (state[strip / tiles] != GOING) continue;
         const int64_t at = strip / tiles * s * s;
-        float* columns = squares.data() + strip * s;
-        alignas(64) uint32_t highest[TILE] = {};
-        alignas(64) float size[TILE] = {};
-        over_strip(T + at, s, strip % tiles * TILE,
-                   [=, &highest, &size](int64_t row, int64_t column, int64_t n, const float* __restrict other) {
-                       const int64_t here = at + row * s + column;
-                       const float *__restrict g = G + here, *__restrict t = T + here;
-                       float *__restrict m = M + here, *__restrict d = D + here;
-                       float* __restrict square = columns + column;
-#pragma omp simd
-                       for (int64_t b = 0; b < n; ++b) {
-                           const float f = g[b] - t[b] - other[b];
-                           m[b] += 0.5f * f;
-                           d[b] -= 0.25f * f;
-                           square[b] += f * f;
-                           highest[b] = std::max(highest[b], magnitude(f));
-                           size[b] += m[b] * m[b];
-                       }
-                   });
-        tops[static_cast<size_t>(strip)] = *std::max_element(highest, highest + TILE);
-        sizes[static_cast<size_t>(strip)] = std::accumulate(size, size + TILE, 0.0f);
+        found[static_cast<size_t>(strip)] = update_strip(s, strip % tiles * TILE, G + at, T + at, M + at, D + at,
+                                                         squares.data() + strip * s);
     }
     int64_t going = 0;
     for (int64_t k = 0; k < count; ++k) {
         if (state[k] != GOING) continue;
-        const auto begin = k * tiles, end = begin + tiles;
-        const uint32_t top = *std::max_element(tops.begin() + begin, tops.begin() + end);
-        const float size = std::accumulate(sizes.begin() + begin, sizes.begin() + end, 0.0f);
-        const float y = std::sqrt(largest_column(squares.data() + begin * s, tiles, s));
-        if (top >= as_bits(1e3f))
-            state[k] = LOST;
-        else if (top <= as_bits(enough) || norms[k] * y + 0.25f * y * y <= rounding)
-            state[k] = size < 1.0f ? DONE : LARGE;
-        norms[k] += 0.5f * y;
+        Found all;
+        for (int64_t strip = k * tiles; strip < (k + 1) * tiles; ++strip) {
+            all.top = std::max(all.top, found[static_cast<size_t>(strip)].top);
+            all.size += found[static_cast<size_t>(strip)].size;
+        }
+        const float y = std::sqrt(largest_column(squares.data() + k * tiles * s, tiles, s));
+        state[k] = judge(*leap, all, y, norms[k]);
         going += state[k] == GOING;
     }
     return going;
@@ -708,8 +919,8 @@ void holonomic_orthogonal_move(int64_t n, float h, float* q, float* v, const flo
 }
 
 // All of a step for many small matrices, one after the other in the cache: the kick v <- a v + b g + c q (g may be
-// null), the iteration, and Q <- Q - h W - Q M with its momentum, which is projected if `settle`. Matrices whose
-// state is not DONE at the end have not been touched.
+// null), the iteration, and Q <- Q - h W - Q M with its momentum. Matrices whose state is not DONE at the end have not
+// been touched.
 void holonomic_orthogonal_leap(const Leap* leap, int64_t count, int64_t rows, int64_t columns, float* const* q,
                                float* const* v, const float* const* g, uint8_t* state, int32_t threads) {
     const Leap& l = *leap;
@@ -720,11 +931,13 @@ void holonomic_orthogonal_leap(const Leap* leap, int64_t count, int64_t rows, in
 #pragma omp parallel num_threads(team(count * n, threads))
     {
         const FlushTiny flush;
-        std::vector<float> room(static_cast<size_t>(4 * tall + 4 * small));  // zero, beyond the matrices too
+        std::vector<float> room(static_cast<size_t>(4 * tall + 4 * small + ld + LINE));  // zero, beyond the matrices too
         float* at = room.data();
+        while (reinterpret_cast<uintptr_t>(at) % (4 * LINE)) ++at;  // vectors that cross lines of the cache are slow
         const auto take = [&at](int64_t size) { return std::exchange(at, at + size); };
         float *Q = take(tall), *W = take(tall), *B = take(tall), *N = take(tall);
-        float *C = take(small), *G = take(small), *M = take(small), *D = take(small);
+        float *C = take(small), *G = take(small), *M = take(small), *D = take(small), *squares = take(ld);
+        const auto largest_norm = [squares, ld] { return std::sqrt(*std::max_element(squares, squares + ld)); };
 #pragma omp for schedule(static)
         for (int64_t k = 0; k < count; ++k) {
             const float *from_q = q[k], *from_v = v[k], *force = g ? g[k] : nullptr;
@@ -742,27 +955,34 @@ void holonomic_orthogonal_leap(const Leap* leap, int64_t count, int64_t rows, in
             else
                 gather(W, [=](int64_t i) { return from_v[i]; });
             for (int64_t i = 0; i < r * ld; ++i) B[i] = Q[i] - l.h * W[i];
-            multiply(ld, r, ld, Q, 1, ld, W, C);
-            multiply(ld, r, ld, B, 1, ld, B, G);
+            multiply(ld, r, ld, Q, 1, ld, B, C);
+            multiply_with_itself(r, ld, B, G);
+            if (l.per != 1.0f)
+                for (int64_t i = 0; i < s * ld; ++i) {
+                    C[i] *= l.per;
+                    G[i] *= l.per;
+                }
             for (int64_t i = 0; i < s; ++i) G[i * ld + i] -= 1.0f;
-            float norm;
-            holonomic_orthogonal_begin(1, ld, l.h, C, M, D, &norm, 1);
+            for (int64_t i = s; i < ld; ++i) C[i * ld + i] = 1.0f;  // columns beyond the matrix: M = 0 there
+            std::fill_n(squares, ld, 0.0f);
+            for (int64_t i = 0; i < ld; i += TILE) begin_strip(ld, i, C, M, D, squares);
+            float norm = largest_norm();
             state[k] = GOING;
-            for (int32_t i = 0; i < l.iterations; ++i) {
+            for (int32_t round = 0; round < l.iterations && state[k] == GOING; ++round) {
                 multiply(ld, s, ld, D, 1, ld, M, C);
-                if (!holonomic_orthogonal_update(1, ld, l.enough, l.rounding, G, C, M, D, &norm, state + k, 1)) break;
+                std::fill_n(squares, ld, 0.0f);
+                Found all;
+                for (int64_t i = 0; i < ld; i += TILE) {
+                    const Found here = update_strip(ld, i, G, C, M, D, squares);
+                    all = {std::max(all.top, here.top), all.size + here.size};
+                }
+                state[k] = judge(l, all, largest_norm(), norm);
             }
             if (state[k] != DONE) continue;
             multiply(padded(r, ROWS), s, ld, Q, ld, 1, M, N);
             for (int64_t i = 0; i < r * ld; ++i) {
                 Q[i] = B[i] - N[i];
                 W[i] += per * N[i];
-            }
-            if (l.settle) {
-                multiply(ld, r, ld, Q, 1, ld, W, C);
-                holonomic_orthogonal_begin(1, ld, 1.0f, C, M, D, &norm, 1);  // M = -sym C
-                multiply(padded(r, ROWS), s, ld, Q, ld, 1, M, N);
-                for (int64_t i = 0; i < r * ld; ++i) W[i] += N[i];
             }
             const auto scatter = [&](const float* from, float* to) {
                 if (wide)
@@ -776,19 +996,24 @@ void holonomic_orthogonal_leap(const Leap* leap, int64_t count, int64_t rows, in
     }
 }
 
-// Standard normal numbers for `rows` streams: row i gets the numbers first, first + 1, ... of stream
-// keys[i], by Box-Muller on Threefry. A number depends on its key and its place alone; first is even.
-void holonomic_normal(int64_t rows, int64_t n, float* out, uint64_t first, const uint64_t* keys,
-                      int32_t threads) {
-    const int64_t blocks = (n + 2 * BLOCK - 1) / (2 * BLOCK);
+// The four words that come out of every one of the counters block ... block + 15, as they are.
+void holonomic_words(uint32_t* out, const int64_t* key, uint32_t block, uint64_t step, uint32_t slot) {
+    alignas(64) uint32_t words[4][WIDTH];
+    words_of(Philox(static_cast<uint32_t>(key[0]), static_cast<uint32_t>(key[1])), block, step, slot, words);
+    std::memcpy(out, words, sizeof words);
+}
+
+// Standard normal numbers: row i gets the elements first, first + 1, ... of the stream with the i-th key.
+void holonomic_normal(int64_t rows, int64_t n, float* out, const int64_t* keys, int64_t first, uint64_t step,
+                      uint32_t slot, int32_t threads) {
+    const int64_t blocks = (n + BLOCK - 1) / BLOCK;
 #pragma omp parallel for schedule(static) num_threads(team(rows * n, threads))
     for (int64_t block = 0; block < rows * blocks; ++block) {
-        alignas(64) float pairs[2 * BLOCK];
-        const int64_t row = block / blocks, start = block % blocks * 2 * BLOCK;
-        const int64_t size = std::min(2 * BLOCK, n - start);
-        fill_pairs((size + 1) / 2, pairs, (first + static_cast<uint64_t>(start)) / 2,
-                   static_cast<uint32_t>(keys[row]), static_cast<uint32_t>(keys[row] >> 32));
-        std::memcpy(out + row * n + start, pairs, static_cast<size_t>(size) * sizeof(float));
+        alignas(64) float room[BLOCK + 2 * TILE64];
+        const int64_t row = block / blocks, start = block % blocks * BLOCK;
+        const int64_t size = std::min(BLOCK, n - start);
+        const float* made = normals(size, room, keys + 2 * row, first + start, step, slot);
+        std::memcpy(out + row * n + start, made, static_cast<size_t>(size) * sizeof(float));
     }
 }
 }

@@ -53,7 +53,6 @@ def build(e: RealExperiment, arm: Method, index: int) -> tuple[nn.Module, Optimi
         weight_decay=arm.weight_decay,
         scheme=arm.scheme,
         seed=child_seed(e.seed, index, _NOISE),
-        fused=e.native,
         nonfinite="allow",  # a run that diverges shows as NaN
     )
 
