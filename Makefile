@@ -9,13 +9,13 @@ BIN := .venv/bin
 help:
 	@echo "make demo   train the two-turn spiral and draw a report (about two minutes)"
 	@echo "make test   run the tests (about five minutes)"
-	@echo "make test-all   those that take longer: long runs, several processes"
+	@echo "make test-all   those that take longer: long runs, several processes, other instruction sets"
 	@echo "make lint   ruff and mypy"
 	@echo "make bench  measure against peers (about ten minutes; QUICK=1 is a check in two)"
 
 setup: .venv/ready
 
-.venv/ready: pyproject.toml
+.venv/ready: pyproject.toml setup.py src/holonomic/native/kernels.cpp
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed; this is $$($(PYTHON) --version). Set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
@@ -28,8 +28,15 @@ demo: setup
 test: setup
 	@$(BIN)/python -m pytest -n 2 -m "not slow"
 
+# What takes longer; and the core without the kernels, and with those of the lower instruction sets.
+CORE := tests/test_native.py tests/test_noise.py tests/test_robustness.py tests/test_invariants.py tests/test_replicas.py tests/test_testing.py
 test-all: setup
 	@$(BIN)/python -m pytest -n 2 -m slow
+	@HOLONOMIC_NATIVE=0 $(BIN)/python -m pytest -n 2 -m "not slow" $(CORE)
+	@for isa in avx2 baseline; do \
+		echo "kernels for $$isa"; \
+		HOLONOMIC_ISA=$$isa $(BIN)/python -m pytest -n 2 -m "not slow" $(CORE) || exit 1; \
+	done
 
 lint: setup
 	$(BIN)/ruff check .

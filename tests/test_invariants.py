@@ -165,9 +165,13 @@ REGISTRY = {
 }
 
 
-#: Every constraint with every type it takes.
+#: Every constraint with every type it takes; one of 16 bits is enough in a hurry.
 TYPED = [
-    pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}")
+    pytest.param(
+        *(name, dtype),
+        id=f"{name}-{str(dtype).removeprefix('torch.')}",
+        marks=[pytest.mark.slow] if dtype is torch.float16 else [],
+    )
     for name, case in REGISTRY.items()
     for dtype in case.dtypes
 ]
@@ -212,7 +216,7 @@ def require(measured: tuple[Tensor, Tensor], tolerance: float) -> None:
 BATCHES = {0: (), 1: (2,), 2: (2, 3)}
 
 
-@pytest.mark.parametrize("batch_dims", BATCHES)
+@pytest.mark.parametrize("batch_dims", [0, pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize(("name", "dtype"), TYPED)
 def test_on_the_manifold_and_cotangent_after_every_step(name, scheme, dtype, batch_dims):

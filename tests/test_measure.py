@@ -151,8 +151,18 @@ LINEAR = {
 }
 
 
-@pytest.mark.parametrize("scheme", ["EM", "LM", "OBA", "ABO", "BAOAB"])
-@pytest.mark.parametrize("name", LINEAR)
+SAMPLED = [
+    pytest.param(
+        *(name, scheme),
+        marks=[pytest.mark.slow] if name == "orthogonal" and scheme in OVERDAMPED else [],
+        id=f"{name}-{scheme}",
+    )
+    for name in LINEAR
+    for scheme in ("EM", "LM", "OBA", "ABO", "BAOAB")
+]
+
+
+@pytest.mark.parametrize(("name", "scheme"), SAMPLED)
 def test_linear_loss_gives_von_mises_fisher(name, scheme):
     """U = -tau kappa x at temperature tau: density exp(kappa x) on the sphere around.
 
@@ -192,7 +202,7 @@ def test_linear_loss_gives_von_mises_fisher(name, scheme):
 
 # ---------------------------------------------------------------------- Haar measure
 @pytest.mark.parametrize("scheme", ["EM", "LM", "OBA", "ABO", "BAOAB"])
-@pytest.mark.parametrize(("r", "s"), [(4, 2), (3, 3)])
+@pytest.mark.parametrize(("r", "s"), [(4, 2), pytest.param(3, 3, marks=pytest.mark.slow)])
 def test_stiefel_without_a_loss_is_haar(r, s, scheme):
     """Second moments 1/r, fourth moments 3/(r(r+2)), and one across rows and columns.
 
@@ -230,7 +240,9 @@ def ellipse(q: Tensor) -> Tensor:
     return q[..., 0] ** 2 / AXES[0] ** 2 + q[..., 1] ** 2 / AXES[1] ** 2 - 1
 
 
-@pytest.mark.parametrize("projection", ["orthogonal", "oblique"])
+@pytest.mark.parametrize(
+    "projection", [pytest.param("orthogonal", marks=pytest.mark.slow), "oblique"]
+)
 @pytest.mark.parametrize("scheme", ["EM", "LM", "OBA", "BAOAB"])
 def test_level_set_without_a_loss_is_uniform_in_arc_length(scheme, projection):
     """On an ellipse arc length is neither the angle nor the density |grad g|^-1 of a thin shell."""

@@ -151,7 +151,7 @@ def test_adaptive_friction_takes_off_unknown_gradient_noise(scheme):
 
 @pytest.mark.parametrize("thermostat", ["group", "tensor"])
 def test_kinetic_temperature_is_held(thermostat):
-    """Equipartition: what E compares is lr |v|^2 and N tau, so its time average is N tau a thermostat."""
+    """Equipartition: what E compares is lr |v|^2 and N tau, so its time average is N tau for each."""
     model = net()
     opt = methods.adaptive_langevin(
         model.parameters(), 0.01, 0.3, 1.0, 0.5, thermostat=thermostat, seed=0
@@ -159,10 +159,10 @@ def test_kinetic_temperature_is_held(thermostat):
     for _ in range(300):
         step(model, opt)
     start = opt.param_groups[0]["friction"].clone()
-    for _ in range(4000):
+    for _ in range(1500):
         step(model, opt)
-    drift = (opt.param_groups[0]["friction"] - start) / (4000 * 0.1 * 1.0)
-    # xi changes by h eps (lr |v|^2 - N tau) a step, so the mean excess is its change over 4000 h eps:
+    drift = (opt.param_groups[0]["friction"] - start) / (1500 * 0.1 * 1.0)
+    # xi changes by h eps (lr |v|^2 - N tau) per step, so the mean excess is its change over 1500 h eps:
     # bounded by the wandering of xi itself, which is of order 1.
     assert drift.abs().max() < 0.02
     assert opt.param_groups[0]["friction"].shape == ((1,) if thermostat == "group" else (4,))

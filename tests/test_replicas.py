@@ -53,9 +53,19 @@ def trained(n: int, first: int, rules: str, scheme: str, temperature: float, ste
     return replicas, opt
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1e-4])
-@pytest.mark.parametrize("scheme", ["EM", "BAOAB"])
-@pytest.mark.parametrize("rules", RULES)
+CASES = [
+    pytest.param(
+        *(rules, scheme, temperature),
+        marks=[pytest.mark.slow] if rules == "level set" and not temperature else [],
+        id=f"{rules}-{scheme}-{temperature}",
+    )
+    for rules in RULES
+    for scheme in ("EM", "BAOAB")
+    for temperature in (0.0, 1e-4)
+]
+
+
+@pytest.mark.parametrize(("rules", "scheme", "temperature"), CASES)
 def test_replica_of_eight_equals_the_same_run_alone(rules, scheme, temperature):
     together, _ = trained(8, 0, rules, scheme, temperature)
     alone, _ = trained(1, 5, rules, scheme, temperature)

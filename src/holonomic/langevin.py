@@ -27,7 +27,8 @@ class Langevin(Optimizer):
         EM q <- q - lr g + sqrt(2 tau lr) R          LM the same, R averaged over two steps (2.56)
 
     with q on the group's manifold and v in its tangent space. The defaults are SGD with momentum
-    0.9, equal to `torch.optim.SGD` to the last bit.
+    0.9, equal to `torch.optim.SGD` to the last bit (to its fused step, which rounds otherwise at the
+    ends of tensors; with ``foreach`` given, to its other ones).
 
     Args:
         params: parameters, named parameters, or groups (see `holonomic.groups`). Every setting
@@ -54,10 +55,10 @@ class Langevin(Optimizer):
         foreach: True handles all tensors of a group in one call of torch's, False goes tensor by tensor:
             the same numbers, less memory. Either means torch alone; for None see ``fused``.
         fused: take steps by compiled kernels, in one pass over memory: the same numbers to rounding.
-            None (the default) uses them for constrained groups where they can be, and torch otherwise;
-            unconstrained groups are SGD to the last bit. True asks for them, and raises if they cannot
-            be had (for other than contiguous float32 on a CPU, or schemes with a thermostat; 16 bits are
-            computed in float32). False is torch alone.
+            None (the default) uses them for groups with a constraint or noise where they can be, and torch
+            otherwise; other groups are ``SGD(fused=True)`` to the last bit. True asks for them, and raises
+            if they cannot be had (for other than contiguous float32 on a CPU, or schemes with a thermostat;
+            16 bits are computed in float32). False is torch alone.
         nonfinite: what to do when a gradient holds NaN or Inf: "raise", "skip" the step (counted in
             `report()`), or "allow" it without looking (if something else has looked already).
         process_group: the ranks that train this model together, for `torch.distributed`: they compare

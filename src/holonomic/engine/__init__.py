@@ -19,12 +19,12 @@ Engine = Callable[["Part"], None]
 def choose(part: "Part") -> Engine:
     """The engine of a part that has been loaded; raises if one is asked for that cannot be had.
 
-    Constrained groups take the kernels where there are any, unless ``foreach`` or ``fused=False`` asks for
-    the letters by torch; free ones are SGD to the last bit unless ``fused=True``."""
+    Groups with a constraint or noise take the kernels where there are any, unless ``foreach`` or
+    ``fused=False`` asks for the letters by torch; others are SGD to the last bit unless ``fused=True``."""
     fused, foreach = part.group["fused"], part.group["foreach"]
     if fused is not False and foreach is None and sgd.fits(part):
         return sgd.run
-    wanted = part.constrained and foreach is None if fused is None else fused
+    wanted = (part.constrained or part.noisy) and foreach is None if fused is None else fused
     if not (wanted and part.physics.lr):  # at lr = 0 nothing moves
         return eager.run
     why = native.refusal(part)

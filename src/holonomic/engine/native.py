@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import repeat
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from holonomic import native
 from holonomic.constraints import Circle, Constraint, Free, Orthogonal, Sphere
 from holonomic.constraints.orthogonal import LARGE, _signs, iteration_ends
-from holonomic.native.build import Word
+from holonomic.native.library import Word
 from holonomic.native.orthogonal import Kick, Limits, Stack, small
 from holonomic.noise import Noise
 from holonomic.phase import Phase
@@ -167,13 +168,12 @@ def _move(part: "Part", radius: float | Tensor, angular: bool, lead: int | None)
     shared = radius, k.sign, k.weight_decay
     noisy, spheres = any(letter.noisy for letter in letters), lead is not None
     jobs = []
-    for i, (q, g) in enumerate(zip(x.q, part.grads, strict=True)):
-        if not q.numel():
-            continue
-        keys = part.streams[i].keys if noisy else None
-        rows = q.shape[:lead].numel() if spheres else 1 if keys is None else len(keys)
-        v, xi, eta = (ts[i] if ts else None for ts in (x.v, x.xi, x.eta))
-        jobs.append(native.Job(rows, q, v, xi, eta, g, keys))
+    keys = [stream.keys for stream in part.streams] if noisy else repeat(None)
+    lists = x.q, x.v or repeat(None), x.xi or repeat(None), x.eta or repeat(None), part.grads, keys
+    for q, v, xi, eta, g, key in zip(*lists, strict=False):  # what is not there is repeated
+        if q.numel():
+            rows = q.shape[:lead].numel() if spheres else 1 if key is None else len(key)
+            jobs.append(native.Job(rows, q, v, xi, eta, g, key))
     state = (ctypes.c_uint8 * native.parts(jobs, spheres))()
     if native.step_(_word(letters, *shared, part.within), jobs, part.step, state, spheres):
         part.constraint.follow_(x, part.within)

@@ -1,4 +1,4 @@
-"""The command line: list, run, report, demo."""
+"""The command line: list, run, report, demo, doctor."""
 
 import json
 import re
@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from holonomic.doctor import main as examine
 from holonomic.errors import HolonomicError
 from holonomic.lab.experiment import ALIASES, CHAPTERS, Experiment, experiment, experiments
 from holonomic.lab.files import write_text
@@ -28,7 +29,7 @@ screen = Screen()
 Out = Annotated[Path | None, typer.Option(help="Folder of the results [default: runs/NAME].")]
 
 Workers = Annotated[
-    int | None, typer.Option(help="Processes side by side [default: one a core].", min=1)
+    int | None, typer.Option(help="Processes side by side [default: one per core].", min=1)
 ]
 
 
@@ -82,6 +83,12 @@ def report(
     (with what remarks.md beside it says), and the overview of all experiments one folder up."""
     e = experiment(name)
     _report(e, out or Path("runs") / e.id)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this installation has (torch, processor, compiled kernels, threads), and why not more."""
+    examine()
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Compiled kernels for what torch does in many passes over memory (see `build` and ``kernels.cpp``).
+"""Compiled kernels for what torch does in many passes over memory (see `library` and ``kernels.cpp``).
 
 Every function here takes tensors, checks them, and only then takes their addresses: whatever reaches a
 kernel is a contiguous float32 tensor of the expected shape on the CPU, and no tensor that is written lies
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from holonomic.errors import SettingError
-from holonomic.native.build import LETTERS, Unavailable, Word, library, reason
+from holonomic.native.library import LETTERS, Unavailable, Word, library, reason
 from holonomic.philox import NUMBERS
 
 __all__ = [
@@ -112,15 +112,15 @@ def suits(t: Tensor) -> str | None:
 def require(t: Tensor, shape: Sequence[int]) -> int:
     """The address of a tensor's numbers; raises unless it suits the kernels and has a shape."""
     (start,) = addresses([t])
-    _require_shape(t, shape)
+    if t.shape != torch.Size(shape):
+        raise _of_other_shape(t, shape)
     return start
 
 
-def _require_shape(t: Tensor, shape: Sequence[int]) -> None:
-    if t.shape != shape and tuple(t.shape) != tuple(shape):
-        raise Wrong(
-            f"a tensor has shape {tuple(t.shape)} where the kernels were to be given {tuple(shape)}"
-        )
+def _of_other_shape(t: Tensor, shape: Sequence[int]) -> Wrong:
+    return Wrong(
+        f"a tensor has shape {tuple(t.shape)} where the kernels were to be given {tuple(shape)}"
+    )
 
 
 def addresses(tensors: Iterable[Tensor | None], count: int | None = None) -> list[int]:
@@ -244,11 +244,12 @@ def _checked(job: Job, moving: bool, noisy: bool, spheres: bool) -> tuple[int, .
         _require_numbers(0, count // count_keys)
         if not spheres and rows != count_keys:
             raise Wrong(f"there are {count_keys} keys for {rows} rows")
-    for t in (v, g) if spheres else (v, g, xi):
-        if t is not None:
-            _require_shape(t, shape)
-    q_, v_, g_ = addresses((q, v, g), count)
-    slack = addresses((xi, eta), rows if spheres else count)
+    full = (q, v, g, None if spheres else xi)
+    for t in full:
+        if t is not None and t.shape != shape:
+            raise _of_other_shape(t, shape)
+    q_, v_, g_, xi_ = addresses(full, count)
+    slack = addresses((xi, eta), rows) if spheres else (xi_, 0)
     return count_keys, rows, n, q_, v_, *slack, g_, 0 if keys is None else keys.data_ptr()
 
 

@@ -42,8 +42,9 @@ int team(int64_t numbers, int32_t threads) {
 
 constexpr int64_t LINE = 16;  // numbers in a line of the cache
 constexpr int LETTERS = 16;
+constexpr float RIGHT = 5e-7f;  // a relative error of squared lengths that may stay: about four roundings
 
-// The same in build.py.
+// The same in library.py.
 struct Word {  // letter k has the numbers x[k], and y[k] for its noise, if it has any
     int32_t count;
     char letters[LETTERS];
@@ -97,6 +98,13 @@ inline void sincos_octant(float t, float& s, float& c) {
         z * z * (4.166664568298827e-2f + z * (-1.388731625493765e-3f + z * 2.443315711809948e-5f));
 }
 
+// The same for |t| <= 1/16, by their series: the terms left out are below 1e-10.
+inline void sincos_small(float t, float& s, float& c) {
+    const float z = t * t;
+    s = t + t * z * (-1.6666666667e-1f + z * 8.3333333333e-3f);
+    c = 1.0f + z * (-0.5f + z * 4.1666666667e-2f);
+}
+
 // sin and cos of any angle: the nearest multiple of pi/2 is taken off in three parts.
 inline void sincos(float a, float& s, float& c) {
     const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
@@ -140,6 +148,34 @@ inline float inverse_root(float x) {
     float y = as_float(0x5f375a86u - (as_bits(x) >> 1));
     for (int k = 0; k < 3; ++k) y *= 1.5f - (0.5f * x * y) * y;
     return y;
+}
+
+// The letters before the first drift as one kick v <- a v + b f + c R, f the force (on a circle, xi f).
+struct Prefix {
+    int32_t length = 0;  // of the letters, the drift included; 0: they cannot be taken in one go
+    float a = 1.0f, b = 0.0f, c = 0.0f;
+    int32_t noisy = -1;  // the letter that has the noise
+};
+
+Prefix prefix_of(const Word& w) {
+    Prefix p;
+    for (int32_t k = 0; k < w.count; ++k) {
+        if (w.letters[k] == 'A') {
+            p.length = k + 1;
+            return p;
+        }
+        if (w.letters[k] == 'B') {
+            p.b += w.x[k];
+        } else if (w.letters[k] == 'O' && !(w.noisy[k] && p.noisy >= 0)) {
+            p.a *= w.x[k];
+            p.b *= w.x[k];
+            p.c = w.noisy[k] ? w.y[k] : p.c * w.x[k];
+            if (w.noisy[k]) p.noisy = k;
+        } else {
+            break;
+        }
+    }
+    return Prefix();
 }
 
 // ------------------------------------------------------------------ letters on a block
@@ -187,10 +223,11 @@ inline void fetch_next(const Block& b, int64_t from) {
 
 // The pairs (q, xi) by the angles h v. Steps of training turn by less than an octant, almost always. A rotation
 // keeps the length but for rounding, so one of Newton's steps from 1/r puts it right.
-template <void (*SINCOS)(float, float&, float&)>
-void rotate(const Block& b, float h, float r) {
-    float *__restrict q = b.q, *__restrict xi = b.xi;
-    const float* __restrict v = b.v;
+// The velocities are b.v, or, if `STORE`, those of w, which are written to b.v. Lengths that are right to a few
+// roundings may be left for the next time (`RIGHT`).
+template <bool STORE, bool RIGHT, void (*SINCOS)(float, float&, float&)>
+void rotate(const Block& b, const float* __restrict w, float h, float r) {
+    float *__restrict q = b.q, *__restrict xi = b.xi, *__restrict v = b.v;
     const float per = 0.5f / (r * r);
     for (int64_t from = 0; from < b.n; from += CHUNK) {
         const int64_t to = std::min(from + CHUNK, b.n);
@@ -198,13 +235,52 @@ void rotate(const Block& b, float h, float r) {
 #pragma omp simd
         for (int64_t i = from; i < to; ++i) {
             float s, c;
-            SINCOS(h * v[i], s, c);
+            const float velocity = STORE ? w[i] : v[i];
+            SINCOS(h * velocity, s, c);
+            if (STORE) v[i] = velocity;
             const float new_q = c * q[i] - s * xi[i], new_xi = c * xi[i] + s * q[i];
-            const float scale = 1.5f - (new_q * new_q + new_xi * new_xi) * per;
+            const float scale = RIGHT ? 1.0f : 1.5f - (new_q * new_q + new_xi * new_xi) * per;
             q[i] = new_q * scale;
             xi[i] = new_xi * scale;
         }
     }
+}
+
+template <bool STORE>
+void turn(const Block& b, const float* w, float largest_velocity, bool right, float h, float r) {
+    const float angle = largest_velocity * std::fabs(h);
+    if (angle < 0.0625f && right)
+        rotate<STORE, true, sincos_small>(b, w, h, r);
+    else if (angle < 0.0625f)
+        rotate<STORE, false, sincos_small>(b, w, h, r);
+    else if (angle < 0.785f)
+        rotate<STORE, false, sincos_octant>(b, w, h, r);
+    else if (angle < 1e4f)
+        rotate<STORE, false, sincos>(b, w, h, r);
+    else
+        rotate<STORE, false, sincos_exact>(b, w, h, r);
+}
+
+// Kick and turn in two passes, the first of which writes to `room` alone: if the weights are not on their circles,
+// the block is left as it is.
+template <bool NOISE>
+bool kick_and_turn(const Block& b, const Prefix& p, float h, float r, float within, float* __restrict room) {
+    const float *__restrict q = b.q, *__restrict v = b.v, *__restrict xi = b.xi;
+    const float *__restrict g = b.g, *__restrict R = b.R;
+    const float per = 1.0f / (r * r);
+    float top = 0.0f;
+    uint32_t off = 0;
+#pragma omp simd reduction(max : top, off)
+    for (int64_t i = 0; i < b.n; ++i) {
+        float w = p.a * v[i] + p.b * (xi[i] * g[i]);
+        if (NOISE) w += p.c * R[i];
+        room[i] = w;
+        top = std::fabs(w) > top ? std::fabs(w) : top;
+        off = std::max(off, magnitude((q[i] * q[i] + xi[i] * xi[i]) * per - 1.0f));
+    }
+    if (!(off <= as_bits(within))) return false;
+    turn<true>(b, room, top, off < as_bits(RIGHT), h, r);
+    return true;
 }
 
 template <bool CIRCLE>
@@ -215,13 +291,7 @@ void letter(char name, const Block& b, float x, float y, float r) {
     switch (name) {
         case 'A':
             if (CIRCLE) {
-                const float angle = largest(v, n) * std::fabs(x);
-                if (angle < 0.785f)
-                    rotate<sincos_octant>(b, x, r);
-                else if (angle < 1e4f)
-                    rotate<sincos>(b, x, r);
-                else
-                    rotate<sincos_exact>(b, x, r);
+                turn<false>(b, nullptr, largest(v, n), false, x, r);
             } else {
                 for (int64_t i = 0; i < n; ++i) q[i] -= x * v[i];
             }
@@ -301,7 +371,22 @@ bool on_sphere(const Row& row, double r, double within) {
     return std::fabs(length2_of(row) / (r * r) - 1.0) <= within;
 }
 
-// A great circle along the tangent part w - a q of the momentum w.
+// A great circle along the tangent part w - a q of the momentum w: q' = keep_q q - from_w w, and
+// w' = keep_w w + from_q q.
+struct Circle {
+    double keep_q, from_w, keep_w, from_q;
+
+    Circle(double length2, double speed2, double dot, double h) {
+        const double a = dot / length2;
+        const double tangent2 = std::max(0.0, speed2 - a * a * length2);
+        const double angle = h * std::sqrt(tangent2 / length2);
+        keep_w = std::cos(angle);
+        from_w = angle > 1e-8 ? h * std::sin(angle) / angle : h;
+        keep_q = keep_w + from_w * a;
+        from_q = from_w * tangent2 / length2 - keep_w * a;
+    }
+};
+
 void turn_row(const Row& row, float h, float r) {
     float *__restrict q = row.q, *__restrict w = row.v;
     const double length2 = static_cast<double>(r) * r;
@@ -321,14 +406,9 @@ void turn_row(const Row& row, float h, float r) {
         dot += product;
         return square;
     });
-    const double a = dot / length2;
-    const double tangent2 = std::max(0.0, speed2 - a * a * length2);
-    const double angle = h * std::sqrt(tangent2 / length2);
-    const double cosine = std::cos(angle);
-    const double turn = angle > 1e-8 ? h * std::sin(angle) / angle : h;
-    const float keep_q = static_cast<float>(cosine + turn * a), from_w = static_cast<float>(turn);
-    const float keep_w = static_cast<float>(cosine);
-    const float from_q = static_cast<float>(turn * tangent2 / length2 - cosine * a);
+    const Circle c(length2, speed2, dot, h);
+    const float keep_q = static_cast<float>(c.keep_q), from_w = static_cast<float>(c.from_w);
+    const float keep_w = static_cast<float>(c.keep_w), from_q = static_cast<float>(c.from_q);
     double new_length2 = over_row(row.n, [=](int64_t from, int64_t to) {
         float square = 0.0f;
 #pragma omp simd reduction(+ : square)
@@ -350,12 +430,51 @@ void turn_row(const Row& row, float h, float r) {
     scale_row(row, new_length2, r);
 }
 
-// O and B next to each other, in whatever order: v <- a v + b g + y R.
-void stir_row(const Row& row, float a, float b, float y) {
-    float* __restrict v = row.v;
+// Kick and turn in two passes, the first of which writes to `room` alone: a row that is not on its sphere is left as
+// it is. The great circle through q keeps |q|; the factor that puts |q| right goes into its coefficients.
+template <bool NOISE>
+bool kick_and_turn(const Row& row, const Prefix& p, float h, float r, double within, float* __restrict room) {
+    float *__restrict q = row.q, *__restrict v = row.v;
     const float *__restrict g = row.g, *__restrict R = row.R;
-    for (int64_t i = 0; i < row.n; ++i) v[i] = R ? a * v[i] + b * g[i] + y * R[i] : a * v[i] + b * g[i];
-    if (row.eta) *row.eta = a * *row.eta + (row.S ? y * *row.S : 0.0f);
+    double speed2 = 0.0, dot = 0.0;
+    double length2 = over_row(row.n, [=, &speed2, &dot](int64_t from, int64_t to) {
+        float length = 0.0f, square = 0.0f, product = 0.0f;
+#pragma omp simd reduction(+ : length, square, product)
+        for (int64_t i = from; i < to; ++i) {
+            float w = p.a * v[i] + p.b * g[i];
+            if (NOISE) w += p.c * R[i];
+            room[i] = w;
+            length += q[i] * q[i];
+            square += w * w;
+            product += q[i] * w;
+        }
+        speed2 += square;
+        dot += product;
+        return length;
+    });
+    const double xi = row.xi ? *row.xi : 0.0;
+    const double eta = row.xi ? p.a * *row.eta + (row.S ? p.c * *row.S : 0.0f) : 0.0;
+    length2 += xi * xi;
+    speed2 += eta * eta;
+    dot += xi * eta;
+    if (!(std::fabs(length2 / (static_cast<double>(r) * r) - 1.0) <= within)) return false;
+    const Circle c(length2, speed2, dot, h);
+    const double scale = r / std::sqrt(length2);
+    const float keep_q = static_cast<float>(scale * c.keep_q), from_w = static_cast<float>(scale * c.from_w);
+    const float keep_w = static_cast<float>(c.keep_w), from_q = static_cast<float>(c.from_q);
+#pragma omp simd
+    for (int64_t i = 0; i < row.n; ++i) {
+        const float old_q = q[i], w = room[i];
+        q[i] = keep_q * old_q - from_w * w;
+        v[i] = keep_w * w + from_q * old_q;
+    }
+    if (row.xi) {
+        *row.xi = static_cast<float>(scale * (c.keep_q * xi - c.from_w * eta));
+        *row.eta = static_cast<float>(c.keep_w * eta + c.from_q * xi);
+    }
+    // A radial part as long as q cancels in q', and leaves its rounding errors behind.
+    if (!(std::fabs(c.keep_q - c.keep_w) < 1.0)) scale_row(row, length2_of(row), r);
+    return true;
 }
 
 void letter(char name, const Row& row, float x, float y, float r) {
@@ -434,18 +553,18 @@ inline float largest_column(float* sums, int64_t strips, int64_t s) {
 
 enum : uint8_t { GOING = 0, DONE = 1, LARGE = 2, LOST = 3 };  // the state of the iteration of a matrix
 
-// The start of the iteration in the strip of a matrix from row i: from C = Q^T B, M = (C + C^T) / 2 - I and
-// D = C - M/2. To `squares`, one for every column, those of K + M are added, where K = I - C.
-inline void begin_strip(int64_t s, int64_t i, const float* C, float* M, float* D, float* squares) {
+// The start of the iteration in the strip of a matrix from row i: from C = per Q^T B, of which Q^T B is given,
+// M = (C + C^T) / 2 - I and D = C - M/2. To `squares`, one for every column, those of K + M are added, where K = I - C.
+inline void begin_strip(int64_t s, int64_t i, float per, const float* C, float* M, float* D, float* squares) {
     over_strip(C, s, i, [=](int64_t row, int64_t column, int64_t n, const float* __restrict other) {
         const int64_t here = row * s + column;
         const float* __restrict c = C + here;
         float *__restrict m = M + here, *__restrict d = D + here, *__restrict square = squares + column;
 #pragma omp simd
         for (int64_t b = 0; b < n; ++b) {
-            m[b] = 0.5f * (c[b] + other[b]);
-            d[b] = c[b] - 0.5f * m[b];
-            const float e = m[b] - c[b];  // on the diagonal, too: both are less by 1
+            m[b] = 0.5f * per * (c[b] + other[b]);
+            d[b] = per * c[b] - 0.5f * m[b];
+            const float e = m[b] - per * c[b];  // on the diagonal, too: both are less by 1
             square[b] += e * e;
         }
         if (column <= row && row < column + n) {
@@ -566,6 +685,25 @@ void transpose(const float* A, int64_t rows, int64_t columns, int64_t from, floa
 #endif
     for (; i < rows; ++i)
         for (int64_t j = 0; j < columns; ++j) out[j * to + i] = A[i * from + j];
+}
+
+// From the strip of G = B^T B that begins at row i, and the rest of its columns: G <- per (G + G^T) / 2 - I. A product
+// need not be symmetric to the last bit, and what is not would end up in the momenta, divided by h.
+void finish_gram(int64_t s, int64_t i, float per, float* G) {
+    alignas(64) float mean[TILE][TILE];
+    const int64_t rows = std::min(TILE, s - i);
+    for (int64_t j = i; j < s; j += TILE) {
+        const int64_t columns = std::min(TILE, s - j);
+        transposed(G, s, i, j, rows, columns, mean);
+        for (int64_t a = 0; a < rows; ++a) {
+            float *__restrict g = G + (i + a) * s + j, *__restrict m = mean[a];
+#pragma omp simd
+            for (int64_t b = 0; b < columns; ++b) m[b] = 0.5f * per * (g[b] + m[b]);
+            if (i == j) m[a] -= 1.0f;
+            std::copy_n(m, columns, g);
+        }
+        if (i != j) transpose(mean[0], rows, columns, TILE, G + j * s + i, s);
+    }
 }
 
 // C = B^T B; columns is a multiple of LANES.
@@ -690,6 +828,9 @@ const float* force_of(const Word& w, const float* g, const float* q, int64_t n, 
 
 }  // namespace
 
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)
+#endif
 extern "C" {
 
 // Apply a word to the tensors of some jobs, on circles (if they have slack xi) or in flat space. A tensor is cut into
@@ -705,11 +846,12 @@ int64_t holonomic_step(const Word* word, int64_t count, const Job* jobs, uint64_
         numbers += j->rows * j->n;
         ends.push_back(blocks);
     }
+    const Prefix prefix = prefix_of(w);
     int64_t left = 0;
 #pragma omp parallel num_threads(team(numbers, threads)) reduction(+ : left)
     {
         const FlushTiny flush;
-        alignas(64) float force[BLOCK], R[BLOCK + 2 * TILE64], S[BLOCK + 2 * TILE64];
+        alignas(64) float force[BLOCK], R[BLOCK + 2 * TILE64], S[BLOCK + 2 * TILE64], kicked[BLOCK];
         size_t job = 0;
 #pragma omp for schedule(static)
         for (int64_t block = 0; block < blocks; ++block) {
@@ -720,14 +862,26 @@ int64_t holonomic_step(const Word* word, int64_t count, const Job* jobs, uint64_
             const int64_t row = here / per_row, start = here % per_row * BLOCK;
             const int64_t size = std::min(BLOCK, j.n - start), at = row * j.n + start;
             Block b{j.q + at, j.v ? j.v + at : nullptr, j.xi ? j.xi + at : nullptr, nullptr, nullptr, nullptr, size};
-            if (j.xi && !on_circles(b, w.radius, w.within)) {
+            const int64_t* key = j.keys + 2 * row;
+            b.g = force_of(w, j.g + at, b.q, size, force);
+            bool fits = true;
+            int32_t k = 0;
+            if (j.xi && prefix.length) {
+                const float h = w.x[prefix.length - 1];
+                const uint32_t slot = 2 * static_cast<uint32_t>(prefix.noisy);
+                if (prefix.noisy >= 0) b.R = normals(size, R, key, start, step, slot);
+                fits = prefix.noisy >= 0 ? kick_and_turn<true>(b, prefix, h, w.radius, w.within, kicked)
+                                         : kick_and_turn<false>(b, prefix, h, w.radius, w.within, kicked);
+                k = prefix.length;
+            } else if (j.xi) {
+                fits = on_circles(b, w.radius, w.within);
+            }
+            if (!fits) {
                 ++left;
                 continue;
             }
-            b.g = force_of(w, j.g + at, b.q, size, force);
-            for (int32_t k = 0; k < w.count; ++k) {
+            for (; k < w.count; ++k) {
                 const bool noisy = w.noisy[k];
-                const int64_t* key = j.keys + 2 * row;
                 const uint32_t slot = 2 * static_cast<uint32_t>(k);
                 b.R = noisy ? normals(size, R, key, start, step, slot) : nullptr;
                 b.S = noisy && j.xi && w.letters[k] == 'E' ? normals(size, S, key, start, step, slot + 1) : nullptr;
@@ -746,6 +900,7 @@ int64_t holonomic_step(const Word* word, int64_t count, const Job* jobs, uint64_
 int64_t holonomic_sphere_step(const Word* word, int64_t count, const Job* jobs, uint64_t step, uint8_t* state,
                               int32_t threads) {
     const Word& w = *word;
+    const Prefix prefix = prefix_of(w);
     int64_t left = 0;
     for (const Job* job = jobs; job < jobs + count; ++job) {
         const Job& j = *job;
@@ -758,8 +913,8 @@ int64_t holonomic_sphere_step(const Word* word, int64_t count, const Job* jobs, 
 #pragma omp parallel num_threads(team(j.rows * j.n, threads)) reduction(+ : left)
         {
             const FlushTiny flush;
-            const std::unique_ptr<float[]> room(new float[static_cast<size_t>(j.n + noisy * (for_R + for_S))]);
-            float *const force = room.get(), *const noise = force + j.n;
+            const std::unique_ptr<float[]> room(new float[static_cast<size_t>(2 * j.n + noisy * (for_R + for_S))]);
+            float *const force = room.get(), *const kicked = force + j.n, *const noise = kicked + j.n;
             const float *r[LETTERS] = {}, *s[LETTERS] = {};
 #pragma omp for schedule(static)
             for (int64_t part = 0; part < j.streams * per_stream; ++part) {
@@ -778,22 +933,28 @@ int64_t holonomic_sphere_step(const Word* word, int64_t count, const Job* jobs, 
                     if (state[row]) continue;
                     Row here{j.q + at, j.v ? j.v + at : nullptr, j.xi ? j.xi + row : nullptr,
                              j.eta ? j.eta + row : nullptr, nullptr, nullptr, nullptr, j.n};
-                    if (!on_sphere(here, w.radius, w.within)) {
+                    here.g = force_of(w, j.g + at, here.q, j.n, force);
+                    bool fits;
+                    int32_t k = 0;
+                    if (prefix.length) {
+                        const float h = w.x[prefix.length - 1];
+                        const int32_t o = prefix.noisy;
+                        here.R = o >= 0 ? r[o] + i * j.n : nullptr;
+                        here.S = o >= 0 && j.xi ? s[o] + i : nullptr;
+                        fits = o >= 0 ? kick_and_turn<true>(here, prefix, h, w.radius, w.within, kicked)
+                                      : kick_and_turn<false>(here, prefix, h, w.radius, w.within, kicked);
+                        k = prefix.length;
+                    } else {
+                        fits = on_sphere(here, w.radius, w.within);
+                    }
+                    if (!fits) {
                         ++left;
                         continue;
                     }
-                    here.g = force_of(w, j.g + at, here.q, j.n, force);
-                    for (int32_t k = 0; k < w.count; ++k) {
-                        const char name = w.letters[k], next = k + 1 < w.count ? w.letters[k + 1] : '\0';
-                        const bool together = (name == 'O' && next == 'B') || (name == 'B' && next == 'O');
-                        const int32_t o = together && next == 'O' ? k + 1 : k;  // the one with noise
-                        here.R = r[o] ? r[o] + i * j.n : nullptr;
-                        here.S = s[o] ? s[o] + i : nullptr;
-                        if (together)
-                            stir_row(here, w.x[o], o == k ? w.x[k + 1] : w.x[k] * w.x[o], w.y[o]);
-                        else
-                            letter(name, here, w.x[k], w.y[k], w.radius);
-                        k += together;
+                    for (; k < w.count; ++k) {
+                        here.R = r[k] ? r[k] + i * j.n : nullptr;
+                        here.S = s[k] ? s[k] + i : nullptr;
+                        letter(w.letters[k], here, w.x[k], w.y[k], w.radius);
                     }
                     state[row] = 1;
                 }
@@ -866,15 +1027,18 @@ void holonomic_orthogonal_kick(int64_t n, const Leap* leap, const float* q, floa
     }
 }
 
-// The start of the iteration for `count` matrices s x s; and of every matrix the largest norm of a column of K + M.
-void holonomic_orthogonal_begin(int64_t count, int64_t s, const float* C, float* M, float* D, float* norms,
-                                int32_t threads) {
+// The start of the iteration for `count` matrices s x s, from Q^T B and B^T B in C and G; and of every matrix the
+// largest norm of a column of K + M.
+void holonomic_orthogonal_begin(int64_t count, int64_t s, const Leap* leap, const float* C, float* G, float* M,
+                                float* D, float* norms, int32_t threads) {
     const int64_t tiles = (s + TILE - 1) / TILE;
+    const float per = leap->per;
     std::vector<float> squares(static_cast<size_t>(count * tiles * s));
 #pragma omp parallel for schedule(static) num_threads(team(count * s * s, threads))
     for (int64_t strip = 0; strip < count * tiles; ++strip) {
-        const int64_t at = strip / tiles * s * s;
-        begin_strip(s, strip % tiles * TILE, C + at, M + at, D + at, squares.data() + strip * s);
+        const int64_t at = strip / tiles * s * s, i = strip % tiles * TILE;
+        finish_gram(s, i, per, G + at);
+        begin_strip(s, i, per, C + at, M + at, D + at, squares.data() + strip * s);
     }
     for (int64_t k = 0; k < count; ++k)
         norms[k] = std::sqrt(largest_column(squares.data() + k * tiles * s, tiles, s));
@@ -965,7 +1129,7 @@ void holonomic_orthogonal_leap(const Leap* leap, int64_t count, int64_t rows, in
             for (int64_t i = 0; i < s; ++i) G[i * ld + i] -= 1.0f;
             for (int64_t i = s; i < ld; ++i) C[i * ld + i] = 1.0f;  // columns beyond the matrix: M = 0 there
             std::fill_n(squares, ld, 0.0f);
-            for (int64_t i = 0; i < ld; i += TILE) begin_strip(ld, i, C, M, D, squares);
+            for (int64_t i = 0; i < ld; i += TILE) begin_strip(ld, i, 1.0f, C, M, D, squares);
             float norm = largest_norm();
             state[k] = GOING;
             for (int32_t round = 0; round < l.iterations && state[k] == GOING; ++round) {

@@ -19,7 +19,7 @@ from holonomic.native import (
     streams,
     table,
 )
-from holonomic.native.build import Leap, Word
+from holonomic.native.library import Leap, Word
 
 _DONE = 1  # the state of a matrix, as in kernels.cpp
 
@@ -97,6 +97,8 @@ class Stack:
     def stir_(self, letters: Word, keys: Sequence[Tensor], step: int) -> None:
         """Letters B and O, with noise for every tensor from streams with these keys."""
         require_letters(letters, b"BO")
+        if len(keys) != len(self.q):
+            raise Wrong(f"there are keys for {len(keys)} of {len(self.q)} weights")
         size, parts = self.shape.numel(), 0
         numbers: list[int] = []
         for q, v, g, key in zip(*self._starts, keys, strict=True):
@@ -139,14 +141,10 @@ class Stack:
         kernels.holonomic_orthogonal_kick(Q.numel(), leap, q, v, force, B.data_ptr(), threads)
         torch.matmul(*((Q.mT, B) if tall else (Q, B.mT)), out=C)
         torch.matmul(*((B.mT, B) if tall else (B, B.mT)), out=G)
-        if scale != 1:
-            C.mul_(scale**-2)
-            G.mul_(scale**-2)
-        G.diagonal(dim1=-2, dim2=-1).sub_(1)
         count = C.numel() // s**2
         norms, state = C.new_empty(C.shape[:-2]), C.new_zeros(C.shape[:-2], dtype=torch.uint8)
-        where = [t.data_ptr() for t in (C, M, D, norms)]
-        kernels.holonomic_orthogonal_begin(count, s, *where, threads)
+        where = [t.data_ptr() for t in (C, G, M, D, norms)]
+        kernels.holonomic_orthogonal_begin(count, s, leap, *where, threads)
         T = C  # which has served
         where = [t.data_ptr() for t in (G, T, M, D, norms, state)]
         for _ in range(limits.iterations):

@@ -1,5 +1,5 @@
 """The experiments. To add one, write a function with @recipe in a file that is imported here."""
 
-from holonomic.lab.recipes import fashion, partitioned, spirals, text, vision
+from holonomic.lab.recipes import accuracy, fashion, partitioned, spirals, text, vision
 
-__all__ = ["fashion", "partitioned", "spirals", "text", "vision"]
+__all__ = ["accuracy", "fashion", "partitioned", "spirals", "text", "vision"]
