@@ -4,6 +4,7 @@ One source becomes one library per instruction set; which of them is used is dec
 loaded. They have a plain C interface, and know nothing of torch or Python.
 """
 
+import hashlib
 import os
 import platform
 import shlex
@@ -18,6 +19,8 @@ THREADS = (["-fopenmp"], ["-fopenmp-simd"], [])  # the first that compiles and l
 AVX2 = ["-mavx2", "-mfma", "-mbmi2"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mprefer-vector-width=512"]
 X86 = {"baseline": [], "avx2": AVX2, "avx512": AVX512}
+with open(SOURCE, "rb") as file:
+    DIGEST = hashlib.sha256(file.read()).hexdigest()[:16]
 SETS = X86 if platform.machine().lower() in ("x86_64", "amd64") else {"baseline": []}
 
 
@@ -46,6 +49,7 @@ setup(
             [SOURCE],
             language="c++",
             extra_compile_args=flags,
+            define_macros=[("HOLONOMIC_SOURCE", f'"{DIGEST}"')],
             optional=True,
             py_limited_api=True,
         )

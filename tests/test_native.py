@@ -8,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -20,14 +19,14 @@ from holonomic import engine, native
 from holonomic.constraints.orthogonal import _next_residual
 from holonomic.engine import native as programs
 from holonomic.errors import ConstraintError, NonFiniteError, SettingError
-from holonomic.native.library import SETS, _library, built, library, suited
+from holonomic.native import loader
+from holonomic.native.loader import SETS, _library, built, library, suited
 from holonomic.native.orthogonal import Kick, Limits, Stack, small
 from holonomic.noise import Noise
 from holonomic.phase import Phase
 from holonomic.plan import FREE
 from holonomic.state import KEYS
 
-loader = import_module("holonomic.native.library")  # whose name is that of a function, too
 needs_kernels = pytest.mark.skipif(native.reason() is not None, reason=f"{native.reason()}")
 EPS = torch.finfo(torch.float32).eps
 
@@ -1413,7 +1412,7 @@ except hm.errors.SettingError as error:
 _WITH = (
     _RUN
     + """
-from holonomic.native.library import instruction_set
+from holonomic.native.loader import instruction_set
 print(instruction_set())
 """
 )

@@ -14,7 +14,7 @@ import holonomic as hm
 from holonomic import native, philox
 from holonomic.noise import Noise, ReplicaNoise, Stream
 
-loader = import_module("holonomic.native.library")  # whose name is that of a function, too
+loader = import_module("holonomic.native.loader")  # whose name is that of a function, too
 needs_kernels = pytest.mark.skipif(native.reason() is not None, reason=f"{native.reason()}")
 EPS = torch.finfo(torch.float32).eps
 

@@ -81,6 +81,36 @@ def test_equals_sgd_bitwise(
         assert same([a.state[p]["momentum_buffer"] for p in ours], buffers)
 
 
+@pytest.mark.parametrize("lying", ["transposed", "strided", "channels_last", "expanded"])
+@pytest.mark.parametrize("what", ["weight", "gradient"])
+def test_sgd_does_not_depend_on_how_tensors_lie_in_memory(lying: str, what: str) -> None:
+    """torch's fused step would, and reads beyond an expanded gradient."""
+
+    def laid(t: torch.Tensor) -> torch.Tensor:
+        if lying == "transposed":
+            return t.transpose(0, 1).contiguous().transpose(0, 1)
+        if lying == "strided":
+            return torch.stack([t, t], -1)[..., 0]
+        return t.contiguous(memory_format=torch.channels_last) if lying == "channels_last" else t
+
+    q = torch.randn(6, 5, 4, 3, generator=torch.Generator().manual_seed(0))
+    g = torch.randn(6, 5, 4, 3, generator=torch.Generator().manual_seed(1))
+    if lying == "expanded":
+        if what == "weight":
+            pytest.skip("an expanded weight cannot be moved by anybody")
+        g = torch.tensor(0.3).expand(6, 5, 4, 3)
+    ours = nn.Parameter(laid(q) if what == "weight" else q.clone())
+    theirs = nn.Parameter(q.clone())
+    a, b = Langevin([ours], lr=0.1), torch.optim.SGD([theirs], lr=0.1, momentum=0.9, foreach=False)
+    for _ in range(3):
+        ours.grad, theirs.grad = laid(g) if what == "gradient" else g.clone(), g.clone()
+        version = ours._version
+        a.step()
+        b.step()
+        assert ours._version > version  # autograd must know
+    assert torch.equal(ours.detach(), theirs.detach())
+
+
 @pytest.mark.parametrize(
     "scheduler",
     [

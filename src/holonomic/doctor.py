@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import holonomic
-from holonomic.native.library import built, instruction_set, reason, suited
+from holonomic.native.loader import built, instruction_set, reason, suited
 
 
 def findings() -> dict[str, str]:

@@ -58,7 +58,8 @@ class Langevin(Optimizer):
             None (the default) uses them for groups with a constraint or noise where they can be, and torch
             otherwise; other groups are ``SGD(fused=True)`` to the last bit. True asks for them, and raises
             if they cannot be had (for other than contiguous float32 on a CPU, or schemes with a thermostat;
-            16 bits are computed in float32). False is torch alone.
+            16 bits are computed in float32). False is torch alone (noise
+            is the same, whoever makes it).
         nonfinite: what to do when a gradient holds NaN or Inf: "raise", "skip" the step (counted in
             `report()`), or "allow" it without looking (if something else has looked already).
         process_group: the ranks that train this model together, for `torch.distributed`: they compare
@@ -303,7 +304,7 @@ class Langevin(Optimizer):
 def _finite(grads: list[Tensor], kernels: bool) -> bool:
     """Whether the sum of all sums or norms is finite: one number to wait for a device. Overflow says no."""
     grads = [distributed.local(g) for g in grads]
-    if kernels and native.reason() is None and not any(native.suits(g) for g in grads):
+    if kernels and native.reason() is None and native.fits(grads):
         return native.finite(grads)
     if all(g.device.type == "cpu" for g in grads):
         # In half the time of a norm. 16 bits would overflow.

@@ -48,7 +48,8 @@ class Noise:
     """
 
     def __init__(self, seed: int | None = None, generator: torch.Generator | None = None) -> None:
-        if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**63):
+        right = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63
+        if seed is not None and not right:
             raise SettingError(f"seed is {seed!r}; it must be an integer from 0 to 2**63 - 1.")
         self._seed, self._generator = seed, generator
 

@@ -83,7 +83,7 @@ class Part:
     @property
     def within(self) -> float:
         """How well weights fit that no one has changed."""
-        return max(follow_tolerance(p.dtype) for p in self.params)
+        return max(follow_tolerance(dtype) for dtype in {p.dtype for p in self.params})
 
     def gradients(self) -> list[Tensor]:
         """What is in ``.grad``; zero for the tensors that a constraint moves along with others."""

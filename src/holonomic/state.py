@@ -73,19 +73,24 @@ def gather(
         setattr(x, name, tensors)
     if x.xi and constraint.grain != "group" and not all(map(_suits, x.xi, x.q)):
         raise _misfit(KEYS["xi"], x.xi, x)
+    if x.eta and [t.shape for t in x.eta] != [t.shape for t in x.xi]:
+        raise _misfit(KEYS["eta"], x.eta, x)
     return x
 
 
 def _suits(xi: Tensor, q: Tensor) -> bool:
     """Whether a slack may belong to a weight: one per weight, or one per row of some dimensions."""
+    if xi.shape == q.shape:
+        return True
     return xi.dim() == q.dim() and all(m in (1, n) for m, n in zip(xi.shape, q.shape, strict=True))
 
 
 def _misfit(key: str, tensors: list[Tensor], x: Phase) -> SettingError:
+    expected = x.xi if key == KEYS["eta"] else x.q
     name, t, q = next(
-        (name, t, q)
-        for name, t, q in zip(x.names, tensors, x.q, strict=True)
-        if not (_suits(t, q) if key == KEYS["xi"] else t.shape == q.shape)
+        found
+        for found in zip(x.names, tensors, expected, strict=True)
+        if not (_suits(*found[1:]) if key == KEYS["xi"] else found[1].shape == found[2].shape)
     )
     return SettingError(
         f"{name!r} has shape {tuple(q.shape)} and its {key} in the optimizer's state has "

@@ -127,8 +127,10 @@ class Orthogonal(Constraint):
         return product if self.scale == 1 else product.mul_(self.scale**-2)
 
     def _gram_error(self, Q: Tensor) -> Tensor:
-        """Q^T Q / c^2 - I."""
+        """Q^T Q / c^2 - I, symmetric to the last bit (a product need not be): what is not would not be
+        normal to the manifold, and M / h carries it into the momenta."""
         G = self._inner(Q, Q)
+        G = torch.add(G, G.mT).mul_(0.5)
         G.diagonal(dim1=-2, dim2=-1).sub_(1)
         return G
 

@@ -22,7 +22,7 @@ def choose(part: "Part") -> Engine:
     Groups with a constraint or noise take the kernels where there are any, unless ``foreach`` or
     ``fused=False`` asks for the letters by torch; others are SGD to the last bit unless ``fused=True``."""
     fused, foreach = part.group["fused"], part.group["foreach"]
-    if fused is not False and foreach is None and sgd.fits(part):
+    if sgd.fits(part):
         return sgd.run
     wanted = (part.constrained or part.noisy) and foreach is None if fused is None else fused
     if not (wanted and part.physics.lr):  # at lr = 0 nothing moves

@@ -18,7 +18,7 @@ from torch import Tensor
 from holonomic import native
 from holonomic.constraints import Circle, Constraint, Free, Orthogonal, Sphere
 from holonomic.constraints.orthogonal import LARGE, _signs, iteration_ends
-from holonomic.native.library import Word
+from holonomic.native.loader import Word
 from holonomic.native.orthogonal import Kick, Limits, Stack, small
 from holonomic.noise import Noise
 from holonomic.phase import Phase

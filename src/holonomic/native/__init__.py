@@ -1,4 +1,4 @@
-"""Compiled kernels for what torch does in many passes over memory (see `library` and ``kernels.cpp``).
+"""Compiled kernels for what torch does in many passes over memory (see `loader` and ``kernels.cpp``).
 
 Every function here takes tensors, checks them, and only then takes their addresses: whatever reaches a
 kernel is a contiguous float32 tensor of the expected shape on the CPU, and no tensor that is written lies
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from holonomic.errors import SettingError
-from holonomic.native.library import LETTERS, Unavailable, Word, library, reason
+from holonomic.native.loader import LETTERS, Unavailable, Word, library, reason
 from holonomic.philox import NUMBERS
 
 __all__ = [

@@ -44,7 +44,7 @@ constexpr int64_t LINE = 16;  // numbers in a line of the cache
 constexpr int LETTERS = 16;
 constexpr float RIGHT = 5e-7f;  // a relative error of squared lengths that may stay: about four roundings
 
-// The same in library.py.
+// The same in loader.py.
 struct Word {  // letter k has the numbers x[k], and y[k] for its noise, if it has any
     int32_t count;
     char letters[LETTERS];
@@ -832,6 +832,13 @@ const float* force_of(const Word& w, const float* g, const float* q, int64_t n, 
 #pragma GCC visibility push(default)
 #endif
 extern "C" {
+
+#ifndef HOLONOMIC_SOURCE
+#define HOLONOMIC_SOURCE ""
+#endif
+
+// A digest of this file, as it was when it was compiled.
+const char* holonomic_source() { return HOLONOMIC_SOURCE; }
 
 // Apply a word to the tensors of some jobs, on circles (if they have slack xi) or in flat space. A tensor is cut into
 // blocks, which no number depends on, nor on how many threads there are. A block whose weights are not on their

@@ -19,7 +19,7 @@ from holonomic.native import (
     streams,
     table,
 )
-from holonomic.native.library import Leap, Word
+from holonomic.native.loader import Leap, Word
 
 _DONE = 1  # the state of a matrix, as in kernels.cpp
 

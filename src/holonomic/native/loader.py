@@ -7,6 +7,7 @@ none. Nothing is compiled or written here.
 
 import ctypes
 import functools
+import hashlib
 import os
 from pathlib import Path
 
@@ -60,9 +61,18 @@ def _library() -> ctypes.CDLL | str:
     if chosen not in SETS:
         return chosen
     try:
-        return _declared(ctypes.CDLL(str(_path(chosen))))
+        found = _declared(ctypes.CDLL(str(_path(chosen))))
     except (OSError, AttributeError) as error:  # a library it needs is missing, or it is an old one
         return f"the kernels for {chosen} cannot be loaded: {error}"
+    source = Path(__file__).with_name("kernels.cpp")  # where the package is installed for editing
+    if source.exists() and found.holonomic_source().decode() != _digest(source):
+        return "the kernels were built from another kernels.cpp; install the package again (make setup)"
+    return found
+
+
+def _digest(source: Path) -> str:
+    """As in ``setup.py``."""
+    return hashlib.sha256(source.read_bytes()).hexdigest()[:16]
 
 
 def _chosen() -> str:
@@ -126,6 +136,7 @@ def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
     pointer, i64, i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
     u64, u32, f32, f64 = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_float, ctypes.c_double
     for name, result, arguments in (
+        ("source", ctypes.c_char_p, []),
         ("step", i64, [pointer, i64, pointer, u64, pointer, i32]),
         ("sphere_step", i64, [pointer, i64, pointer, u64, pointer, i32]),
         ("normal", None, [i64, i64, pointer, pointer, i64, u64, u32, i32]),
