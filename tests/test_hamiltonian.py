@@ -32,6 +32,10 @@ CASES = {
     "level set": (LevelSet(ellipsoid), rows(1.0)),
     "level set, inequality": (LevelSet(ellipsoid, inequality=True), rows(0.5)),
 }
+#: Level sets take as long as all others together.
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.slow] if name == "level set" else []) for name in CASES
+]
 
 
 def potential(q: Tensor) -> Tensor:
@@ -53,7 +57,7 @@ def energy(q: Tensor, optimizer, h: float) -> float:
     return h * h * kinetic / 2 + U.item()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_energy_error_of_baoab_is_of_second_order(name):
     """The largest error over a fixed time, regressed on h: slope 2 within 0.25."""
     constraint, start = CASES[name]
@@ -76,7 +80,7 @@ def test_energy_error_of_baoab_is_of_second_order(name):
     assert slope([T / n for n in steps], errors) == pytest.approx(2, abs=0.25)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_energy_does_not_drift(name):
     """A symplectic, reversible scheme: the error at the end is no larger than at the beginning."""
     constraint, start = CASES[name]
@@ -105,7 +109,7 @@ def moving(name: str, seed: int = 1) -> tuple[object, Phase]:
     return constraint, x
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_drift_is_reversible(name):
     """Drift, turn the momentum round, drift: back at the start with the momentum turned round.
 

@@ -348,6 +348,7 @@ def test_every_arm_can_be_built(name):
     assert set(shown) in (set(), {arm.name for arm in e.arms})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHAPTER3)
 def test_every_recipe_runs(name, tmp_path):
     e = experiment(name)

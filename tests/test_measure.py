@@ -201,7 +201,9 @@ def test_linear_loss_gives_von_mises_fisher(name, scheme):
 
 
 # ---------------------------------------------------------------------- Haar measure
-@pytest.mark.parametrize("scheme", ["EM", "LM", "OBA", "ABO", "BAOAB"])
+@pytest.mark.parametrize(
+    "scheme", [pytest.param("EM", marks=pytest.mark.slow), "LM", "OBA", "ABO", "BAOAB"]
+)
 @pytest.mark.parametrize(("r", "s"), [(4, 2), pytest.param(3, 3, marks=pytest.mark.slow)])
 def test_stiefel_without_a_loss_is_haar(r, s, scheme):
     """Second moments 1/r, fourth moments 3/(r(r+2)), and one across rows and columns.

@@ -136,6 +136,7 @@ def _sampled(scheme: str, gradient_noise: float, **settings) -> dict[str, float]
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["BACDEDCAB", "BAFEFAB"])
 def test_adaptive_friction_takes_off_unknown_gradient_noise(scheme):
     """Noise of variance s^2 a component in the gradient heats BAOAB; a thermostat takes it off, and
@@ -331,7 +332,7 @@ def test_no_method_moves_at_lr_zero(name):
         hm.Sphere(1.0),
         hm.Sphere(1.0, slack=False),
         hm.Orthogonal(),
-        hm.LevelSet(lambda w: (w * w).sum() - 2),
+        pytest.param(hm.LevelSet(lambda w: (w * w).sum() - 2), marks=pytest.mark.slow),
     ],
     ids=lambda c: type(c).__name__,
 )

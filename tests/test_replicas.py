@@ -56,7 +56,9 @@ def trained(n: int, first: int, rules: str, scheme: str, temperature: float, ste
 CASES = [
     pytest.param(
         *(rules, scheme, temperature),
-        marks=[pytest.mark.slow] if rules == "level set" and not temperature else [],
+        marks=[pytest.mark.slow]
+        if rules == "level set" and (not temperature or scheme == "EM")
+        else [],
         id=f"{rules}-{scheme}-{temperature}",
     )
     for rules in RULES

@@ -132,7 +132,8 @@ def _match(i: int, old: dict[str, Any] | None, constraint: Constraint | None) ->
             f"radius, and start a new optimizer from the weights alone."
         )
     if old is not None and new is not None and old.get("type") == new["type"]:
-        defaults = {f.name: f.default for f in fields(constraint)}  # type: ignore[arg-type]  # a dataclass
+        built: Any = constraint  # a dataclass
+        defaults = {f.name: f.default for f in fields(built)}
         newer = {k: defaults[k] for k in new if defaults.get(k, MISSING) is not MISSING}
         old = {**{k: newer.get(k) for k in new}, **old}  # fields that are newer than the checkpoint
     if not _equal(old, new):

@@ -43,11 +43,11 @@ def local(t: Tensor) -> Tensor:
     return t if type(t) in _WHOLE else getattr(t, "_local_tensor", t)
 
 
-def placed(grad: Tensor, p: Any) -> Tensor:
+def placed(grad: Any, p: Any) -> Tensor:
     """A gradient that lies on the processes as its parameter does (tensor parallelism may leave sums to
     be taken)."""
-    if type(grad) not in _WHOLE and is_distributed(grad) and grad.placements != p.placements:  # type: ignore[attr-defined]
-        return grad.redistribute(p.device_mesh, p.placements)  # type: ignore[attr-defined]
+    if type(grad) not in _WHOLE and is_distributed(grad) and grad.placements != p.placements:
+        return grad.redistribute(p.device_mesh, p.placements)
     return grad
 
 
@@ -82,14 +82,14 @@ def largest(values: Sequence[float], tensors: Iterable[Tensor]) -> list[float]:
     return [math.nan if bad else v for v, bad in zip(*sent.tolist(), strict=True)]
 
 
-def summed(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> float:
+def summed(values: Sequence[Tensor], tensors: Sequence[Any]) -> float:
     """The sum of numbers, one for this process's part of each tensor, over all parts; copies count once."""
     whole = 0.0
     parts: dict[Any, list[float]] = {}
     for value, t in zip(values, tensors, strict=True):
         if is_distributed(t):
-            cut = (d for d, how in enumerate(t.placements) if not how.is_replicate())  # type: ignore[attr-defined]
-            parts.setdefault((t.device_mesh, *cut), []).append(float(value))  # type: ignore[attr-defined]
+            cut = (d for d, how in enumerate(t.placements) if not how.is_replicate())
+            parts.setdefault((t.device_mesh, *cut), []).append(float(value))
         else:
             whole += float(value)
     for (mesh, *cut), numbers in parts.items():
@@ -107,8 +107,8 @@ def meet(tensors: Iterable[Tensor], what: str) -> None:
             _await(work, f"{what} puts parts of distributed tensors together: call it on all ranks")
 
 
-def _meshes(tensors: Iterable[Tensor]) -> list[Any]:
-    return list(dict.fromkeys(t.device_mesh for t in tensors if is_distributed(t)))  # type: ignore[attr-defined]
+def _meshes(tensors: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(t.device_mesh for t in tensors if is_distributed(t)))
 
 
 def _reduced(t: Tensor, mesh: Any, dims: Iterable[int], operation: str) -> Tensor:

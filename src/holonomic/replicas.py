@@ -104,7 +104,7 @@ class Replicas:
             group["batch_dims"] = 1
             constraint = group.get("constraint")
             if isinstance(constraint, Constraint):
-                group["constraint"] = replace(constraint, batch_dims=constraint.batch_dims + 1)  # type: ignore[type-var]
+                group["constraint"] = _stacked(constraint)
         return stacked
 
     def noise(self) -> Noise:
@@ -333,6 +333,11 @@ def _simplified(graph: fx.GraphModule) -> fx.GraphModule:
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
+
+
+def _stacked(constraint: Any) -> Any:
+    """The constraint (a dataclass) of every replica."""
+    return replace(constraint, batch_dims=constraint.batch_dims + 1)
 
 
 def _check_modules(modules: list[nn.Module]) -> None:

@@ -65,7 +65,8 @@ class Constraint:
         """Plain values that define the manifold, for checkpoints; how weights get there is left out.
         Tensors are copies: a checkpoint that is read in place must not write into the constraint."""
         spec: dict[str, Any] = {"type": type(self).__name__}
-        for f in fields(self):  # type: ignore[arg-type]  # every concrete constraint is a dataclass
+        own: Any = self  # every concrete constraint is a dataclass
+        for f in fields(own):
             if f.name not in ("init", "max_iterations"):
                 value = getattr(self, f.name)
                 spec[f.name] = value.clone() if isinstance(value, Tensor) else value
